@@ -1,0 +1,75 @@
+# make plan   answer for examples/four-workloads.yaml (or SCENARIO=…, OUT=…)
+# make test   lint, type-check, import rules and the whole test suite
+# make bench  speed of the simulation kernel
+# make lock   write requirements-dev.txt anew from pyproject.toml
+# make clean  remove the environment and caches; results in out/ stay
+#
+# Needs GNU make and Python 3.11 or newer, nothing else; no root. PYTHON=… chooses the interpreter.
+
+SCENARIO ?= examples/four-workloads.yaml
+OUT ?= out/$(basename $(notdir $(SCENARIO)))
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --quiet
+PIP_COMPILE := pip-compile --quiet --extra dev --generate-hashes --strip-extras --allow-unsafe \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+
+unexport PYTHONPATH PYTHONHOME
+
+# Steps share one environment, and pytest's summary comes last: never side by side, not even under make -j.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: plan test bench lock clean FORCE
+
+plan: $(VENV)/.plan
+	$(VENV)/bin/goodfleet plan "$(SCENARIO)" --out "$(OUT)"
+
+test: $(VENV)/.dev
+	$(PY) -m ruff check
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+	$(PY) -m pytest
+
+bench: $(VENV)/.dev
+	$(PY) -m pytest tests/bench -m bench -s
+
+# The stamps, oldest first: .home (an environment for this folder), .plan (goodfleet and what it needs), .dev (and the pinned tools).
+# A clone that was moved or copied, or whose Python is gone, gets a new environment: its scripts would run the old folder.
+HOME_IS_HERE := $(shell [ "$$(cat $(VENV)/.home 2>/dev/null)" = "$$(pwd -P)" ] && $(PY) -c '' 2>/dev/null && echo yes)
+
+$(VENV)/.home: $(if $(HOME_IS_HERE),,FORCE)
+	@for python in $(if $(PYTHON),"$(PYTHON)",python3 python3.14 python3.13 python3.12 python3.11); do \
+	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    echo "$$python -m venv $(VENV)"; \
+	    "$$python" -m venv --clear $(VENV) && pwd -P > $@; \
+	    exit; \
+	done; \
+	echo "goodfleet needs Python 3.11 or newer with its venv module; found none." >&2; \
+	echo "Install one (on Debian and Ubuntu also the package python3-venv) or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+	exit 1
+
+$(VENV)/.plan: pyproject.toml $(VENV)/.home
+	@echo "Installing goodfleet into $(VENV) (once; a few minutes at most)"
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.txt pyproject.toml $(VENV)/.home
+	@echo "Installing goodfleet and the pinned development tools into $(VENV) (once; a few minutes at most)"
+	$(PIP_INSTALL) --require-hashes --requirement requirements-dev.txt
+	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $(VENV)/.plan $@
+
+# With the oldest supported Python, in an environment that is thrown away, and from the public registry only:
+# hashes of files that lie on this machine alone would be of no use elsewhere.
+lock:
+	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && \
+	$(if $(PYTHON),"$(PYTHON)",python3.11) -m venv "$$tools" && \
+	"$$tools/bin/python" -m pip --disable-pip-version-check install --quiet pip-tools && \
+	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND="make lock" \
+	    "$$tools/bin/"$(PIP_COMPILE) --output-file requirements-dev.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find hardware_profiles simulator planner validator tests -name __pycache__ -type d -prune -exec rm -rf {} +
