@@ -1,0 +1,252 @@
+"""A hardware profile: what was measured for one (node, model, precision, engine), reduced to physical coefficients.
+
+The coefficients are fitted by `simulator.calibration` and read by `simulator.steptime`; this file only says what they
+mean and where they come from. Efficiencies are shares, in (0, 1], of a rate of the node. Terms that differ between
+tensor-parallel degrees stand under `tensor_parallel`; everything else is shared physics.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.strict_yaml import load_model, load_yaml
+
+__all__ = [
+    "AllReduce",
+    "HardwareProfile",
+    "MeasuredRange",
+    "ResidualRow",
+    "SharedTerms",
+    "TensorParallelTerms",
+    "list_profiles",
+    "load_profile",
+    "load_residuals",
+]
+
+FOLDER = Path(__file__).parent / "profiles"
+
+Efficiency = Annotated[float, Field(gt=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, lt=10)]
+
+
+class _Terms(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SharedTerms(_Terms):
+    """Physics that all tensor-parallel degrees share."""
+
+    smooth_exponent: Annotated[float, Field(ge=1, le=64)]
+    """How sharply reading weights and multiplying hide each other: (a^p + b^p)^(1/p); large p = the larger one alone."""
+    expert_factor: Efficiency
+    """Effective experts: a batch of n tokens touches as many as factor x n independent tokens would (1 in a dense model)."""
+    prefill_padding_tokens: Annotated[float, Field(ge=0)]
+    """A step with a prompt chunk multiplies as if it held so many more tokens: large matrix tiles fill up only slowly."""
+    host_s: Seconds
+    """Scheduler and update time of one step, which async scheduling hides behind the GPU; 0 = not identified."""
+    host_sequence_s: Seconds
+    """The same, per sequence in the step."""
+    sync_s: Seconds
+    """Time of a step that nothing hides."""
+    request_overhead_s: Seconds
+    """Front end (HTTP, tokenizer): from arrival to the engine's queue, per request; 0 = not identified."""
+
+
+class TensorParallelTerms(_Terms):
+    """Coefficients of one tensor-parallel degree."""
+
+    step_floor_s: Seconds
+    """Launch and small kernels of every step, whatever its size."""
+    prefill_floor_s: Seconds
+    """What a step costs on top when it holds a prompt chunk (no full CUDA graph)."""
+    sequence_s: Seconds
+    """Sampling and attention set-up, per sequence that gives a token in the step."""
+    weight_efficiency: Efficiency
+    """Share of the HBM rate reached when reading weights."""
+    flop_efficiency: Efficiency
+    """Share of the matrix rate reached by large batches."""
+    kv_efficiency: Efficiency
+    """Share of the HBM rate reached when reading the KV cache in decode."""
+    attention_efficiency: Efficiency
+    """Share of the BF16 matrix rate reached by prefill attention."""
+
+
+class AllReduce(_Terms):
+    """Time of one all-reduce against message size, in two regimes (design 4.3)."""
+
+    floor_s: Seconds
+    """Latency of vLLM's custom all-reduce inside a captured graph."""
+    bytes_per_s: Annotated[float, Field(gt=0)]
+    """Its bandwidth up to `to_bytes`."""
+    to_bytes: Annotated[float, Field(gt=0)]
+    """Largest message that was measured."""
+    large_bytes_per_s: Annotated[float, Field(gt=0)]
+    """Message bytes per second above `large_from_bytes` (RCCL); fitted, bounded by TP/2 x link rate."""
+    large_from_bytes: Annotated[float, Field(gt=0)]
+    """From here on `large_bytes_per_s` holds; between the two the time is interpolated."""
+    how_known: str
+    """Measured, fitted or assumed, and from what."""
+
+
+class MeasuredRange(_Terms):
+    """Where the measured rows lie; a result outside is *extrapolated*."""
+
+    tensor_parallel_size: tuple[int, ...]
+    concurrency: tuple[int, int]
+    isl: tuple[int, int]
+    osl: tuple[int, int]
+    context: tuple[int, int]
+    """Tokens held by one sequence."""
+
+
+class _ErrorFigures(_Terms):
+    """Absolute relative errors, as fractions, of one metric."""
+
+    rows: int
+    median: float
+    p95: float
+    worst: float
+    bias: float
+    """Mean signed error."""
+
+
+class _ProfileFile(_Terms):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[a-z0-9_.-]+$")]
+    node: str
+    model: str
+    precision: str
+    engine: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    engine_version: str
+    as_of: str
+    tier: Literal["dated single runs with percentiles", "pooled medians", "assumed"]
+    command: str
+    sources: tuple[str, ...]
+    caveats: tuple[str, ...]
+    assumed_flags: dict[str, int | float | str | bool]
+    kv_sensitivity: str
+    measured: MeasuredRange
+    shared: SharedTerms
+    all_reduce: dict[int, AllReduce]
+    tensor_parallel: Annotated[dict[int, TensorParallelTerms], Field(min_length=1)]
+    residual_sd: Annotated[float, Field(ge=0)]
+    """Root mean square of log(predicted / measured) over rows and metrics: the model error that plans draw."""
+    errors: dict[str, dict[str, _ErrorFigures]]
+    """By evaluation (in sample, leave one ... out), then by metric (tpot, throughput)."""
+
+    @model_validator(mode="after")
+    def _the_parts_agree(self) -> _ProfileFile:
+        for tp in self.tensor_parallel:
+            if tp > 1 and tp not in self.all_reduce:
+                raise ValueError(f"tensor_parallel {tp} has no all_reduce entry")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualRow:
+    """One measured point beside what the fitted profile says of it."""
+
+    tensor_parallel_size: int
+    isl: int
+    osl: int
+    concurrency: int
+    measured_tpot_s: float
+    predicted_tpot_s: float
+    measured_tokens_per_s: float
+    """Input and output tokens per second of the replica."""
+    predicted_tokens_per_s: float
+    weight: float
+    """1 = full weight; less = down-weighted, and `note` says why."""
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareProfile:
+    """What was measured for (node, model, precision, engine), per tensor-parallel degree."""
+
+    name: str
+    """<node>/<model>-<precision>-<engine>."""
+    node: str
+    model: str
+    precision: str
+    engine: str
+    engine_version: str
+    as_of: str
+    tier: str
+    """Provenance tier."""
+    command: str
+    """The command that made it."""
+    sources: tuple[str, ...]
+    caveats: tuple[str, ...]
+    assumed_flags: Mapping[str, int | float | str | bool]
+    """vLLM flags assumed for the measured rows, which do not state theirs."""
+    kv_sensitivity: str
+    """What 10 % more or fewer KV blocks change in the fit."""
+    measured: MeasuredRange
+    shared: SharedTerms
+    all_reduce: Mapping[int, AllReduce]
+    tensor_parallel: Mapping[int, TensorParallelTerms]
+    residual_sd: float
+    errors: Mapping[str, Mapping[str, _ErrorFigures]]
+    path: Path
+
+
+def list_profiles() -> tuple[str, ...]:
+    """Names of the shipped profiles, sorted."""
+    return tuple(sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("*/*.yaml")))
+
+
+def find_profile_name(name: str) -> str:
+    """The one profile meant by a full name or by a prefix ending at a "-" (design 6).
+
+    A prefix means a plain-vLLM profile only: other engines and variants (`-mtp`, `-ep8`) need their full name.
+    """
+    known = list_profiles()
+    if name in known:
+        return name
+    matches = [full for full in known if full.startswith(f"{name}-") and full.endswith("-vllm")]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise InputError(f"profile {name!r} is ambiguous: {', '.join(matches)}; give more of the name")
+    raise InputError(f"unknown profile {name!r}; shipped: {', '.join(known)}; or fit one with `goodfleet profile fit`")
+
+
+def load_profile(name_or_path: str | Path) -> HardwareProfile:
+    """A shipped profile by name or prefix, or a profile file by path (anything that ends in .yaml)."""
+    text = str(name_or_path)
+    if text.endswith((".yaml", ".yml")):
+        path = Path(text)
+    else:
+        path = FOLDER / f"{find_profile_name(text)}.yaml"
+    file = load_model(load_yaml(path), _ProfileFile, what="a hardware profile")
+    return HardwareProfile(path=path, **{field: getattr(file, field) for field in _ProfileFile.model_fields})
+
+
+def load_residuals(profile: HardwareProfile) -> tuple[ResidualRow, ...]:
+    """Every measured row that the profile was fitted from, with its residual: the `.residuals.csv` beside it."""
+    path = profile.path.with_suffix(".residuals.csv")
+    if not path.exists():
+        return ()
+    with path.open(newline="") as file:
+        return tuple(
+            ResidualRow(
+                tensor_parallel_size=int(row["tensor_parallel_size"]),
+                isl=int(row["isl"]),
+                osl=int(row["osl"]),
+                concurrency=int(row["concurrency"]),
+                measured_tpot_s=float(row["measured_tpot_s"]),
+                predicted_tpot_s=float(row["predicted_tpot_s"]),
+                measured_tokens_per_s=float(row["measured_tokens_per_s"]),
+                predicted_tokens_per_s=float(row["predicted_tokens_per_s"]),
+                weight=float(row["weight"]),
+                note=row["note"],
+            )
+            for row in csv.DictReader(file)
+        )

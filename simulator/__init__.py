@@ -1,0 +1,1 @@
+"""Token-level discrete-event simulation of vLLM replicas and fleets."""

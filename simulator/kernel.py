@@ -1,0 +1,493 @@
+"""The compiled request plane: arrivals, a router, and replicas that follow vLLM's V1 scheduler token by token.
+
+A step is what vLLM 0.32 `v1/core/sched/scheduler.py: Scheduler.schedule` does once: the running requests first, in
+order of admission, one token each once their prompt is complete; then waiting requests while nothing was preempted,
+tokens of `max_num_batched_tokens` are left, fewer than `max_num_seqs` run and the KV blocks of the whole known
+sequence are free. `reference.py` says the same in plain Python and is the authority; `tests/differential` demands
+equal logs.
+
+Two facts make this fast. Under first-come-first-served every running request but the last has its prompt complete, so
+a step is described by counts (how many decode, how much context they hold) and one partial prefill. And between two
+events (an arrival, a finish, a full cache) the decode batch does not change: all its members advance together, so a
+step costs a few additions. Finishes wait in a heap keyed by the count of steps; new blocks fall due by the position of
+a sequence modulo the block size, so they are counted in `block_size` buckets; the longest stall of each request is read
+from a stack of falling step times when it ends.
+
+Left out until the issue that brings it: prefix caching, `long_prefill_token_threshold`, chunked prefill off,
+priorities, speculative decoding, late outputs under async scheduling, and the release of blocks behind a sliding
+window (the memory ledger reserves those blocks instead: `hardware_profiles.memory`).
+
+Times are seconds on the engine's clock: a request enters the engine `request_overhead_s` after it was sent, and the
+caller shifts. Ties: a request that arrives exactly when a step ends is seen by the next step. All state is in
+`tables.World`, so a run can stop at any time and go on.
+"""
+
+import numpy as np
+
+from simulator.compiled import cached_kernel, inlined
+from simulator.gaps import gap_bin, note_stall
+from simulator.heap import ADMISSION_BITS, sift_down
+from simulator.running_list import admit, enqueue, finish, join_decode, leave_decode, preempt_last
+from simulator.tables import (
+    ARRIVAL,
+    ATTENTION_S,
+    BATCH_PEAK,
+    BLOCK_SIZE,
+    CLOSED_LOOP,
+    COMPLETING,
+    COMPUTED,
+    CONTEXT,
+    DECODE_BUSY,
+    DECODING,
+    EMITTED,
+    ERROR,
+    FIRST_TOKEN,
+    FREE_BLOCKS,
+    GROWING,
+    HEAP_COUNT,
+    HOST_S,
+    HOST_SEQUENCE_S,
+    IN_WINDOW,
+    ITL_MAX,
+    KV_PEAK,
+    KV_S,
+    LAST_TOKEN,
+    LEAST_OUTSTANDING,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    NEXT_REQUEST,
+    NOTHING_SCHEDULABLE,
+    NUM_BLOCKS,
+    OUTPUT,
+    OUTSTANDING,
+    PARTIAL,
+    PENDING_TOKENS,
+    PHASE,
+    PREFILL_BUSY,
+    PREFILL_REQUEST_S,
+    PROMPT,
+    QUIET,
+    REJECTED,
+    RELEASED,
+    ROUTE_POINTER,
+    ROUTING,
+    RUNNING,
+    SAMPLE_S,
+    SCHEDULED_TOKENS,
+    STACK_COUNT,
+    STATE,
+    STEP_COUNT,
+    STEP_END,
+    STEP_S,
+    STOPPED,
+    SYNC_S,
+    WAIT_HEAD,
+    WINDOW,
+    WINDOW_ATTENTION_S,
+    WINDOW_CONTEXT,
+    WINDOW_KV_S,
+    WINDOW_LEFT,
+    WINDOW_REQUESTS,
+    WORKLOAD,
+)
+
+__all__ = ["run_kernel"]
+
+
+@inlined
+def _window_pairs(window, context, chunk):
+    """Pairs of (query, key) of `chunk` new tokens behind `context` under a sliding window."""
+    if context >= window:
+        return float(chunk) * window
+    inside = min(chunk, window - context)
+    return inside * (context + 0.5 * inside) + float(chunk - inside) * window
+
+
+@inlined
+def _advance(
+    r,
+    until,
+    engine,
+    coef,
+    decode_s,
+    mixed_s,
+    edges_s,
+    ri,
+    rf,
+    ints,
+    floats,
+    totals,
+    heap_keys,
+    heap_values,
+    due,
+    crossing,
+    completing,
+    stall_steps,
+    stall_s,
+    window_decodes,
+    itl_counts,
+):
+    """Run replica r while its pending step ends before `until`; in a closed loop, only until a request is released."""
+    block = engine[BLOCK_SIZE]
+    window = engine[WINDOW]
+    max_num_seqs = engine[MAX_NUM_SEQS]
+    workloads = itl_counts.shape[0]
+    num_blocks = engine[NUM_BLOCKS]
+    t = floats[r, STEP_END]
+
+    while t < until:
+        # ---- 1. A stretch of decode steps: nothing can join, so only contexts grow until the next event. ----
+        if ints[r, QUIET] == 1 and ints[r, PENDING_TOKENS] > 0:
+            decodes = ints[r, DECODING]
+            fixed_s = decode_s[decodes] + coef[SAMPLE_S] * decodes
+            host_s = coef[HOST_S] + coef[HOST_SEQUENCE_S] * decodes
+            kv_s, window_kv_s, sync_s = coef[KV_S], coef[WINDOW_KV_S], coef[SYNC_S]
+            context, window_context, growing = ints[r, CONTEXT], ints[r, WINDOW_CONTEXT], ints[r, GROWING]
+            free = ints[r, FREE_BLOCKS]
+            first_step = ints[r, STEP_COUNT]
+            step = first_step
+            last_step = (heap_keys[r, 0] >> ADMISSION_BITS) - 1
+            position = (-step) % block
+            step_s = floats[r, STEP_S]
+            busy_s = floats[r, DECODE_BUSY]
+            bin_ = 0
+            low_s, high_s = np.inf, -np.inf
+            gaps = 0
+            last_gap_s = 0.0
+            while t < until and step < last_step:
+                step += 1
+                context += decodes
+                if growing > 0:
+                    window_context += growing
+                    slot = step % (window + 1)
+                    growing -= crossing[r, slot]
+                    crossing[r, slot] = 0
+                if step_s >= high_s or step_s < low_s:
+                    for w in range(workloads):
+                        itl_counts[w, bin_] += gaps * window_decodes[r, w]
+                    gaps = 0
+                    bin_ = gap_bin(r, step_s, edges_s, ints)
+                    low_s = edges_s[bin_ - 1] if bin_ > 0 else -np.inf
+                    high_s = edges_s[bin_] if bin_ < len(edges_s) else np.inf
+                gaps += 1
+                last_gap_s = step_s
+                position = position - 1 if position > 0 else block - 1
+                if due[r, position] > free:  # the cache is full: the ended step counts, the next is scheduled above
+                    ints[r, PENDING_TOKENS] = 0
+                    break
+                free -= due[r, position]
+                step_s = max(host_s, fixed_s + kv_s * context + window_kv_s * window_context) + sync_s
+                busy_s += step_s
+                t += step_s
+            ended = step - first_step
+            if ended > 0:
+                for w in range(workloads):
+                    itl_counts[w, bin_] += gaps * window_decodes[r, w]
+                note_stall(r, step, last_gap_s, ri, ints, totals, stall_steps, stall_s)
+                ints[r, STEP_COUNT] = step
+                ints[r, CONTEXT] = context
+                ints[r, WINDOW_CONTEXT] = window_context
+                ints[r, GROWING] = growing
+                ints[r, FREE_BLOCKS] = free
+                ints[r, KV_PEAK] = max(ints[r, KV_PEAK], num_blocks - free)
+                ints[r, SCHEDULED_TOKENS] += (ended if ints[r, PENDING_TOKENS] > 0 else ended - 1) * decodes
+                floats[r, DECODE_BUSY] = busy_s
+                floats[r, STEP_S] = step_s
+            if t >= until:
+                break
+
+        # ---- 2. The pending step ends at t: gaps, finished sequences, first tokens. ----
+        if ints[r, PENDING_TOKENS] > 0:
+            released = False
+            ints[r, PENDING_TOKENS] = 0
+            ints[r, STEP_COUNT] += 1
+            step = ints[r, STEP_COUNT]
+            if ints[r, DECODING] > 0:
+                ints[r, CONTEXT] += ints[r, DECODING]
+                if ints[r, GROWING] > 0:
+                    ints[r, WINDOW_CONTEXT] += ints[r, GROWING]
+                    slot = step % (window + 1)
+                    ints[r, GROWING] -= crossing[r, slot]
+                    crossing[r, slot] = 0
+                bin_ = gap_bin(r, floats[r, STEP_S], edges_s, ints)
+                for w in range(workloads):
+                    itl_counts[w, bin_] += window_decodes[r, w]
+                note_stall(r, step, floats[r, STEP_S], ri, ints, totals, stall_steps, stall_s)
+            while ints[r, HEAP_COUNT] > 0 and (heap_keys[r, 0] >> ADMISSION_BITS) == step:
+                q = heap_values[r, 0]
+                ints[r, HEAP_COUNT] -= 1
+                last = ints[r, HEAP_COUNT]
+                if last > 0:
+                    sift_down(heap_keys, heap_values, r, last, 0, heap_keys[r, last], heap_values[r, last])
+                leave_decode(r, q, step, engine, ri, rf, ints, due, crossing, stall_steps, stall_s, window_decodes)
+                released |= finish(r, q, t, engine, coef, ri, rf, ints, floats, totals)
+            for i in range(ints[r, COMPLETING]):
+                q = completing[r, i]
+                if ri[q, EMITTED] == 0:
+                    rf[q, FIRST_TOKEN] = t
+                else:  # recomputed after a preemption: the reader waited since the last token before it
+                    gap_s = t - rf[q, LAST_TOKEN]
+                    if not rf[q, ITL_MAX] >= gap_s:
+                        rf[q, ITL_MAX] = gap_s
+                    if ri[q, PHASE] == IN_WINDOW:
+                        itl_counts[ri[q, WORKLOAD], gap_bin(r, gap_s, edges_s, ints)] += 1
+                ri[q, EMITTED] += 1
+                if ri[q, EMITTED] == ri[q, OUTPUT]:
+                    ints[r, FREE_BLOCKS] += (ri[q, COMPUTED] + block - 1) // block
+                    released |= finish(r, q, t, engine, coef, ri, rf, ints, floats, totals)
+                else:
+                    join_decode(r, q, step, engine, ri, ints, heap_keys, heap_values, due, crossing, window_decodes)
+            ints[r, COMPLETING] = 0
+            if ints[r, DECODING] == 0:
+                ints[r, STACK_COUNT] = 0
+            if released:
+                floats[r, STEP_END] = t
+                return
+
+        if ints[r, OUTSTANDING] == 0:
+            floats[r, STEP_END] = np.inf
+            return
+
+        # ---- 3. Schedule: running requests first, then the queue. ----
+        tokens = 0
+        while tokens == 0:
+            step = ints[r, STEP_COUNT]
+            preempted = False
+            while due[r, (-step) % block] > ints[r, FREE_BLOCKS]:
+                preempt_last(
+                    r,
+                    t,
+                    engine,
+                    ri,
+                    rf,
+                    ints,
+                    heap_keys,
+                    heap_values,
+                    due,
+                    crossing,
+                    stall_steps,
+                    stall_s,
+                    window_decodes,
+                )
+                preempted = True
+            ints[r, FREE_BLOCKS] -= due[r, (-step) % block]
+            decodes = ints[r, DECODING]
+            tokens = decodes
+            budget = engine[MAX_NUM_BATCHED_TOKENS] - decodes
+            pairs = 0.0
+            window_pairs = 0.0
+            prefills = 0
+            q = ints[r, PARTIAL]
+            if q >= 0 and budget > 0:
+                context = ri[q, COMPUTED]
+                known = ri[q, PROMPT] + ri[q, EMITTED]
+                chunk = min(known - context, budget)
+                need = (context + chunk + block - 1) // block - (context + block - 1) // block
+                if need > ints[r, FREE_BLOCKS]:
+                    preempt_last(
+                        r,
+                        t,
+                        engine,
+                        ri,
+                        rf,
+                        ints,
+                        heap_keys,
+                        heap_values,
+                        due,
+                        crossing,
+                        stall_steps,
+                        stall_s,
+                        window_decodes,
+                    )
+                    preempted = True
+                else:
+                    ints[r, FREE_BLOCKS] -= need
+                    ri[q, COMPUTED] = context + chunk
+                    tokens += chunk
+                    budget -= chunk
+                    prefills += 1
+                    pairs += chunk * (context + 0.5 * chunk)
+                    if window > 0:
+                        window_pairs += _window_pairs(window, context, chunk)
+                    if context + chunk == known:
+                        completing[r, ints[r, COMPLETING]] = q
+                        ints[r, COMPLETING] += 1
+                        ints[r, PARTIAL] = -1
+            while not preempted and budget > 0 and ints[r, WAIT_HEAD] >= 0 and ints[r, RUNNING] < max_num_seqs:
+                q = ints[r, WAIT_HEAD]
+                known = ri[q, PROMPT] + ri[q, EMITTED]
+                if (known + block - 1) // block > ints[r, FREE_BLOCKS]:  # checked for the whole, taken for the chunk
+                    break
+                chunk = min(known, budget)
+                admit(r, q, t, ri, rf, ints)
+                ints[r, FREE_BLOCKS] -= (chunk + block - 1) // block
+                ri[q, COMPUTED] = chunk
+                tokens += chunk
+                budget -= chunk
+                prefills += 1
+                pairs += chunk * (0.5 * chunk)
+                if window > 0:
+                    window_pairs += _window_pairs(window, 0, chunk)
+                if chunk == known:
+                    completing[r, ints[r, COMPLETING]] = q
+                    ints[r, COMPLETING] += 1
+                else:
+                    ints[r, PARTIAL] = q
+            if tokens == 0 and not preempted:
+                totals[ERROR] = NOTHING_SCHEDULABLE
+                return
+        ints[r, SCHEDULED_TOKENS] += tokens
+        ints[r, BATCH_PEAK] = max(ints[r, BATCH_PEAK], ints[r, RUNNING])
+        ints[r, KV_PEAK] = max(ints[r, KV_PEAK], num_blocks - ints[r, FREE_BLOCKS])
+
+        # ---- 4. How long this step takes (steptime.StepTimeModel.step_s, term by term in the same order). ----
+        sampled = decodes + ints[r, COMPLETING]
+        ints[r, PENDING_TOKENS] = tokens
+        host_s = coef[HOST_S] + coef[HOST_SEQUENCE_S] * (decodes + prefills)
+        if prefills > 0:
+            gpu_s = (
+                mixed_s[tokens]
+                + coef[SAMPLE_S] * sampled
+                + coef[KV_S] * ints[r, CONTEXT]
+                + coef[WINDOW_KV_S] * ints[r, WINDOW_CONTEXT]
+                + coef[ATTENTION_S] * pairs
+                + coef[WINDOW_ATTENTION_S] * window_pairs
+                + coef[PREFILL_REQUEST_S] * prefills
+            )
+            step_s = max(host_s, gpu_s) + coef[SYNC_S]
+            if decodes > 0:  # what the decodes alone would have taken is theirs, the rest is the prefill's
+                alone_s = (
+                    max(
+                        coef[HOST_S] + coef[HOST_SEQUENCE_S] * decodes,
+                        decode_s[decodes]
+                        + coef[SAMPLE_S] * decodes
+                        + coef[KV_S] * ints[r, CONTEXT]
+                        + coef[WINDOW_KV_S] * ints[r, WINDOW_CONTEXT],
+                    )
+                    + coef[SYNC_S]
+                )
+                alone_s = min(alone_s, step_s)
+                floats[r, DECODE_BUSY] += alone_s
+                floats[r, PREFILL_BUSY] += step_s - alone_s
+            else:
+                floats[r, PREFILL_BUSY] += step_s
+        else:
+            step_s = (
+                max(
+                    host_s,
+                    decode_s[decodes]
+                    + coef[SAMPLE_S] * decodes
+                    + coef[KV_S] * ints[r, CONTEXT]
+                    + coef[WINDOW_KV_S] * ints[r, WINDOW_CONTEXT],
+                )
+                + coef[SYNC_S]
+            )
+            floats[r, DECODE_BUSY] += step_s
+        floats[r, STEP_S] = step_s
+        t += step_s
+
+        ints[r, QUIET] = 1 if prefills == 0 and not preempted else 0
+    floats[r, STEP_END] = t
+
+
+@inlined
+def _route(engine, ints, totals):
+    """The replica for the next request; ties go to the next one in turn, so that equal replicas share the load."""
+    replicas = len(ints)
+    start = totals[ROUTE_POINTER]
+    best = start
+    if engine[ROUTING] == LEAST_OUTSTANDING:
+        for i in range(1, replicas):
+            r = start + i
+            if r >= replicas:
+                r -= replicas
+            if ints[r, OUTSTANDING] < ints[best, OUTSTANDING]:
+                best = r
+    totals[ROUTE_POINTER] = best + 1 if best + 1 < replicas else 0
+    return best
+
+
+@inlined
+def _take_arrival(now, engine, ri, ints, floats, totals):
+    """Route the next request, or refuse it when it could never fit (vLLM answers 400 to such a request)."""
+    q = totals[NEXT_REQUEST]
+    totals[NEXT_REQUEST] += 1
+    block = engine[BLOCK_SIZE]
+    if (ri[q, PROMPT] + ri[q, OUTPUT] + block - 1) // block > engine[NUM_BLOCKS]:
+        ri[q, STATE] = REJECTED
+        if ri[q, PHASE] == IN_WINDOW:
+            totals[WINDOW_LEFT] -= 1
+        return
+    enqueue(_route(engine, ints, totals), q, now, ri, ints, floats)
+
+
+@cached_kernel
+def run_kernel(world, until_s):
+    """Run the whole request plane up to until_s: arrivals at until_s are taken, steps that end at until_s are not.
+
+    Open loop: stops before the first arrival after every request of the window has finished (totals[STOPPED] = 1).
+    Closed loop: each finish releases the next request; ends when all are finished. Call again to go on.
+    """
+    engine, coef, decode_s, mixed_s, edges_s = (
+        world.engine,
+        world.coefficients,
+        world.decode_s,
+        world.mixed_s,
+        world.edges_s,
+    )
+    ri, rf, ints, floats, totals = world.ri, world.rf, world.ints, world.floats, world.totals
+    heap_keys, heap_values, due, crossing = world.heap_keys, world.heap_values, world.due, world.crossing
+    completing, stall_steps, stall_s = world.completing, world.stall_steps, world.stall_s
+    window_decodes, itl_counts = world.window_decodes, world.itl_counts
+    replicas = len(ints)
+    closed = engine[CLOSED_LOOP] == 1
+    while totals[ERROR] == 0:
+        q = totals[NEXT_REQUEST]
+        arrival = rf[q, ARRIVAL] if q < totals[RELEASED] else np.inf
+        horizon = min(arrival, until_s)
+        start, stop, bound = 0, replicas, horizon
+        if closed:  # releases must come in the order of time, so only the replica whose step ends first may move
+            second = np.inf
+            for r in range(1, replicas):
+                if floats[r, STEP_END] < floats[start, STEP_END]:
+                    second = floats[start, STEP_END]
+                    start = r
+                elif floats[r, STEP_END] < second:
+                    second = floats[r, STEP_END]
+            stop = start + 1
+            bound = min(horizon, max(second, np.nextafter(floats[start, STEP_END], np.inf)))
+        moved = False
+        for r in range(start, stop):
+            if floats[r, STEP_END] < horizon:
+                moved = True
+                _advance(
+                    r,
+                    bound,
+                    engine,
+                    coef,
+                    decode_s,
+                    mixed_s,
+                    edges_s,
+                    ri,
+                    rf,
+                    ints,
+                    floats,
+                    totals,
+                    heap_keys,
+                    heap_values,
+                    due,
+                    crossing,
+                    completing,
+                    stall_steps,
+                    stall_s,
+                    window_decodes,
+                    itl_counts,
+                )
+        if closed and moved:
+            continue
+        if not closed and totals[WINDOW_REQUESTS] > 0 and totals[WINDOW_LEFT] == 0 and arrival < np.inf:
+            totals[STOPPED] = 1
+            return
+        if arrival > until_s or arrival == np.inf:
+            return
+        _take_arrival(arrival, engine, ri, ints, floats, totals)

@@ -1,0 +1,233 @@
+"""How long one engine step takes: a hardware profile and an engine's flags, turned into arrays the kernel reads.
+
+    step_s = max(host_s, gpu_s) + sync_s
+    gpu_s  = floor + smooth_max(weight bytes / HBM rate, matrix FLOP / matrix rate)      by tokens n: `decode_s`, `mixed_s`
+             + (2 layers + 1) all-reduces of n x hidden x 2 bytes                       (in the same arrays)
+             + sequence_s x sampled + kv_s x K + window_kv_s x K_w                      decode attention reads the cache
+             + attention_s x A + window_attention_s x A_w                               prefill attention
+
+K is the number of cached tokens that the decoding sequences read (K_w cut to the sliding window), A the (query, key) pairs
+of the prompt chunks. A mixture-of-experts step reads the experts its tokens touch, E (1 - (1 - k/E)^(f n)), f the effective
+share of independent tokens. Every efficiency is fitted (`calibration.py`). Source of the form: design 4.3. Left out: CUDA
+graph padding (its steps are within the fitted terms), pipeline parallelism, expert parallelism.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles.model import ModelCard
+from hardware_profiles.node import Node
+from hardware_profiles.profile import AllReduce, HardwareProfile, SharedTerms, TensorParallelTerms
+
+__all__ = ["StepTimeModel", "all_reduce_s", "build_step_time", "step_time_model"]
+
+Floats = NDArray[np.float64]
+
+ACTIVATION_BYTES = 2
+"""Activations are exchanged in BF16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepTimeModel:
+    """Seconds of one engine step of one replica."""
+
+    decode_s: Floats
+    """(n_max + 1,) GPU seconds of a step of n decoding sequences, KV reads and sampling apart."""
+    mixed_s: Floats
+    """(n_max + 1,) the same for n tokens of which some are prompt chunks."""
+    sequence_s: float
+    """Per sequence that gives a token."""
+    kv_s: float
+    """Per cached token read by full-attention layers."""
+    window_kv_s: float
+    """Per cached token read by sliding-window layers."""
+    attention_s: float
+    """Per (query, key) pair of a prompt chunk in full-attention layers."""
+    window_attention_s: float
+    """Per pair in sliding-window layers."""
+    prefill_request_s: float
+    """Per prompt chunk in the step."""
+    host_s: float
+    """Per step, hidden behind the GPU."""
+    host_sequence_s: float
+    """Per sequence in the step, hidden behind the GPU."""
+    sync_s: float
+    """Per step, hidden by nothing."""
+    request_overhead_s: float
+    """Front end: from arrival to the engine's queue."""
+    window_tokens: int
+    """Sliding window; 0 = none."""
+
+    def coefficients(self) -> Floats:
+        """The scalar terms in the order of `tables`; a closed loop releases after the front end's delay."""
+        return np.array(
+            [
+                self.sequence_s,
+                self.kv_s,
+                self.window_kv_s,
+                self.attention_s,
+                self.window_attention_s,
+                self.prefill_request_s,
+                self.host_s,
+                self.host_sequence_s,
+                self.sync_s,
+                self.request_overhead_s,
+            ]
+        )
+
+    def step_s(
+        self,
+        *,
+        decodes: int,
+        prefill_tokens: int,
+        prefills: int,
+        sampled: int,
+        context: int,
+        window_context: int,
+        pairs: float,
+        window_pairs: float,
+    ) -> float:
+        """Seconds of a step with these counts. The kernel computes the same sum, term by term in the same order."""
+        base = self.mixed_s[decodes + prefill_tokens] if prefills else self.decode_s[decodes]
+        gpu_s = (
+            float(base)
+            + self.sequence_s * sampled
+            + self.kv_s * context
+            + self.window_kv_s * window_context
+            + self.attention_s * pairs
+            + self.window_attention_s * window_pairs
+            + self.prefill_request_s * prefills
+        )
+        return max(self.host_s + self.host_sequence_s * (decodes + prefills), gpu_s) + self.sync_s
+
+    def scaled(self, factor: float) -> StepTimeModel:
+        """Every step `factor` times as long: how plans draw model error."""
+        return replace(
+            self,
+            decode_s=self.decode_s * factor,
+            mixed_s=self.mixed_s * factor,
+            sequence_s=self.sequence_s * factor,
+            kv_s=self.kv_s * factor,
+            window_kv_s=self.window_kv_s * factor,
+            attention_s=self.attention_s * factor,
+            window_attention_s=self.window_attention_s * factor,
+            prefill_request_s=self.prefill_request_s * factor,
+            host_s=self.host_s * factor,
+            host_sequence_s=self.host_sequence_s * factor,
+            sync_s=self.sync_s * factor,
+        )
+
+
+def all_reduce_s(curve: AllReduce, message_bytes: Floats) -> Floats:
+    """Seconds of one all-reduce: the measured custom curve, a straight line up to the large regime, then one bandwidth."""
+    small = curve.floor_s + message_bytes / curve.bytes_per_s
+    large = curve.floor_s + message_bytes / curve.large_bytes_per_s
+    share = np.clip((message_bytes - curve.to_bytes) / (curve.large_from_bytes - curve.to_bytes), 0.0, 1.0)
+    between_low = curve.floor_s + curve.to_bytes / curve.bytes_per_s
+    between_high = curve.floor_s + curve.large_from_bytes / curve.large_bytes_per_s
+    between = between_low + share * (between_high - between_low)
+    return np.where(message_bytes <= curve.to_bytes, small, np.where(share < 1.0, between, large))
+
+
+def matrix_rate_flops(node: Node, precision: str) -> float:
+    """Dense matrix rate that a precision's efficiency refers to: measured where there is one, else the vendor's."""
+    key = {"mxfp4": "fp4"}.get(precision, precision)
+    if key not in node.flops:  # the GPU computes in the next wider type
+        key = "fp8" if key == "fp4" and "fp8" in node.flops else "bf16"
+    return float(node.measured_flops.get(key, node.flops[key]))
+
+
+def _smooth_max(a: Floats, b: Floats, power: float) -> Floats:
+    """(a^p + b^p)^(1/p), without overflow."""
+    longer = np.maximum(a, b)
+    return longer * ((a / longer) ** power + (b / longer) ** power) ** (1.0 / power)
+
+
+def build_step_time(
+    *,
+    node: Node,
+    card: ModelCard,
+    precision: str,
+    tensor_parallel_size: int,
+    shared: SharedTerms,
+    terms: TensorParallelTerms,
+    all_reduce: AllReduce | None,
+    max_tokens: int,
+    kv_cache_dtype: str = "auto",
+) -> StepTimeModel:
+    """The arrays for one tensor-parallel degree, up to `max_tokens` tokens in a step."""
+    tp = tensor_parallel_size
+    weights = card.weight_bytes(precision)
+    tokens = np.arange(max_tokens + 1, dtype=np.float64)
+    head_bytes = (
+        weights.embedding_bytes / 2 if card.parameters.embedding > card.vocab * card.hidden else weights.embedding_bytes
+    )
+    read_bytes = np.full(max_tokens + 1, (weights.dense_bytes + head_bytes) / tp)
+    active = card.parameters.dense + card.vocab * card.hidden
+    if card.experts is not None and card.experts_per_token is not None:
+        share = card.experts_per_token / card.experts
+        touched = 1.0 - (1.0 - share) ** (shared.expert_factor * tokens)
+        read_bytes = read_bytes + weights.expert_bytes / tp * touched
+        active += round(card.parameters.expert * share)
+    hbm = node.hbm_rate_bytes_per_s
+    read_s = read_bytes / (hbm * terms.weight_efficiency)
+    token_s = 2.0 * active / tp / (matrix_rate_flops(node, precision) * terms.flop_efficiency)
+    power = shared.smooth_exponent
+    exchange_s = np.zeros(max_tokens + 1)
+    if tp > 1 and all_reduce is not None:
+        exchange_s = (2 * card.layers + 1) * all_reduce_s(all_reduce, tokens * card.hidden * ACTIVATION_BYTES)
+    decode_s = terms.step_floor_s + _smooth_max(read_s, token_s * tokens, power) + exchange_s
+    padded = tokens + shared.prefill_padding_tokens
+    mixed_s = terms.step_floor_s + terms.prefill_floor_s + _smooth_max(read_s, token_s * padded, power) + exchange_s
+    decode_s[0] = mixed_s[0] = 0.0
+
+    heads_share = max(1, card.kv_heads // tp) / card.kv_heads
+    kv_bytes = card.kv_bytes_per_token(1 if kv_cache_dtype == "fp8" else 2)
+    per_byte_s = heads_share / (hbm * terms.kv_efficiency)
+    per_pair_s = 4.0 * card.heads * card.head_dim / tp / (float(node.flops["bf16"]) * terms.attention_efficiency)
+    windows = [group.window for group in card.kv_groups if group.window is not None]
+    full_kv = sum(b for b, group in zip(kv_bytes, card.kv_groups, strict=True) if group.window is None)
+    window_kv = sum(b for b, group in zip(kv_bytes, card.kv_groups, strict=True) if group.window is not None)
+    full_layers = sum(group.layers for group in card.kv_groups if group.window is None)
+    return StepTimeModel(
+        decode_s=decode_s,
+        mixed_s=mixed_s,
+        sequence_s=terms.sequence_s,
+        kv_s=full_kv * per_byte_s,
+        window_kv_s=window_kv * per_byte_s,
+        attention_s=per_pair_s * full_layers,
+        window_attention_s=per_pair_s * (card.layers - full_layers),
+        prefill_request_s=0.0,
+        host_s=shared.host_s,
+        host_sequence_s=shared.host_sequence_s,
+        sync_s=shared.sync_s,
+        request_overhead_s=shared.request_overhead_s,
+        window_tokens=max(windows, default=0),
+    )
+
+
+def step_time_model(
+    profile: HardwareProfile,
+    *,
+    node: Node,
+    card: ModelCard,
+    tensor_parallel_size: int,
+    max_tokens: int,
+    kv_cache_dtype: str = "auto",
+) -> StepTimeModel:
+    """The step times of a shipped or fitted profile; the profile must hold this tensor-parallel degree."""
+    return build_step_time(
+        node=node,
+        card=card,
+        precision=profile.precision,
+        tensor_parallel_size=tensor_parallel_size,
+        shared=profile.shared,
+        terms=profile.tensor_parallel[tensor_parallel_size],
+        all_reduce=profile.all_reduce.get(tensor_parallel_size),
+        max_tokens=max_tokens,
+        kv_cache_dtype=kv_cache_dtype,
+    )

@@ -1,0 +1,196 @@
+"""The arrays that hold a running simulation: what each column means, and how they are made.
+
+Numba compiles the kernel once for one set of array types, so everything a run needs is an int64 or a float64 table with
+named columns. One row is one request or one replica, so that the fields used together share a cache line. The public
+face is `RequestLog` (`log.py`); nothing outside `simulator` reads these tables.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# Requests, integers. COMPUTED: tokens in the KV cache; while STATE is DECODE: that minus the replica's STEP_COUNT, so
+# that it need not be touched at every step. NEXT and PREV link the queue (NEXT only) or the running list.
+PROMPT, OUTPUT, WORKLOAD, PHASE, STATE, EMITTED, COMPUTED, JOINED_STEP, REPLICA, PREEMPTIONS, ADMISSION, NEXT, PREV = (
+    range(13)
+)
+REQUEST_INTS = 13
+# Requests, seconds. NaN = not yet.
+ARRIVAL, SCHEDULED, FIRST_TOKEN, FINISH, ITL_MAX, LAST_TOKEN = range(6)
+REQUEST_FLOATS = 6
+
+# Values of STATE.
+FUTURE, WAITING, PREFILL, DECODE, FINISHED, REJECTED = range(6)
+# Values of PHASE.
+WARMUP, IN_WINDOW, RUNOUT = range(3)
+
+# Replicas, integers. PARTIAL is the one admitted request whose prompt is not complete. CONTEXT is the number of cached
+# tokens that the next decode step reads, WINDOW_CONTEXT the same cut to the sliding window, GROWING how many sequences
+# are still shorter than the window. QUIET: the pending step only decodes and nothing can join before one finishes.
+(
+    RUN_HEAD,
+    RUN_TAIL,
+    RUNNING,
+    WAIT_HEAD,
+    WAIT_TAIL,
+    PARTIAL,
+    STEP_COUNT,
+    DECODING,
+    FREE_BLOCKS,
+    CONTEXT,
+    WINDOW_CONTEXT,
+    GROWING,
+    HEAP_COUNT,
+    COMPLETING,
+    PENDING_TOKENS,
+    OUTSTANDING,
+    STACK_COUNT,
+    ADMITTED,
+    PREEMPTED,
+    SCHEDULED_TOKENS,
+    DISCARDED_TOKENS,
+    BATCH_PEAK,
+    KV_PEAK,
+    GAP_BIN,
+    QUIET,
+) = range(25)
+REPLICA_INTS = 25
+# Replicas, seconds. STEP_END: when the pending step ends (infinite = idle); AREA: integral of requests in the system.
+STEP_END, STEP_S, AREA, AREA_LAST, PREFILL_BUSY, DECODE_BUSY = range(6)
+REPLICA_FLOATS = 6
+
+# The run as a whole.
+NEXT_REQUEST, RELEASED, WINDOW_REQUESTS, WINDOW_LEFT, ROUTE_POINTER, ERROR, STOPPED = range(7)
+WORLD_INTS = 7
+# Values of ERROR.
+STALL_STACK_FULL, NOTHING_SCHEDULABLE = 1, 2
+
+# The engine and the fleet.
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, WINDOW, ROUTING, CLOSED_LOOP = range(7)
+ROUND_ROBIN, LEAST_OUTSTANDING = 0, 1
+
+# Seconds per unit: see `steptime.StepTimeModel`.
+(
+    SAMPLE_S,
+    KV_S,
+    WINDOW_KV_S,
+    ATTENTION_S,
+    WINDOW_ATTENTION_S,
+    PREFILL_REQUEST_S,
+    HOST_S,
+    HOST_SEQUENCE_S,
+    SYNC_S,
+    RELEASE_DELAY_S,
+) = range(10)
+
+STALL_STACK = 4096
+"""Entries of a replica's stall stack: falling step times since the oldest running decode began."""
+
+ITL_EDGES_S: Floats = 10.0 ** (np.arange(0, 141) / 20.0 - 5.0)
+"""Fixed edges of ITL histograms: 20 per decade, 10 microseconds to 100 s; bin i holds edges[i-1] <= gap < edges[i]."""
+
+
+class World(NamedTuple):
+    """All that one run of the kernel reads and writes: N requests, R replicas, W workloads, S max_num_seqs."""
+
+    engine: Ints
+    """(7,) engine and fleet settings."""
+    coefficients: Floats
+    """(10,) step-time coefficients, seconds per unit."""
+    decode_s: Floats
+    """(S + 1,) GPU seconds of a decode-only step by number of tokens, KV reads apart."""
+    mixed_s: Floats
+    """(max_num_batched_tokens + 1,) the same for steps that hold a prefill chunk."""
+    edges_s: Floats
+    """Edges of the ITL histogram, seconds."""
+    ri: Ints
+    """(N, REQUEST_INTS)."""
+    rf: Floats
+    """(N, REQUEST_FLOATS)."""
+    ints: Ints
+    """(R, REPLICA_INTS)."""
+    floats: Floats
+    """(R, REPLICA_FLOATS)."""
+    totals: Ints
+    """(WORLD_INTS,)."""
+    heap_keys: Ints
+    """(R, S) finish step << 28 | admission."""
+    heap_values: Ints
+    """(R, S) request."""
+    due: Ints
+    """(R, block_size) decoding sequences by (cached tokens − step count) modulo the block size."""
+    crossing: Ints
+    """(R, window + 1) sequences that reach the sliding window, by step modulo (window + 1)."""
+    completing: Ints
+    """(R, S) requests whose prompt is complete when the pending step ends."""
+    stall_steps: Ints
+    """(R, STALL_STACK) step numbers of the stall stack."""
+    stall_s: Floats
+    """(R, STALL_STACK) step seconds of the stall stack, falling."""
+    window_decodes: Ints
+    """(R, W) decoding requests of the measured window, by workload."""
+    itl_counts: Ints
+    """(W, len(edges) + 1) token gaps of the measured window."""
+
+
+def make_world(
+    *,
+    engine: Ints,
+    coefficients: Floats,
+    decode_s: Floats,
+    mixed_s: Floats,
+    arrival_s: Floats,
+    prompt_tokens: Ints,
+    output_tokens: Ints,
+    workload: Ints,
+    phase: Ints,
+    workloads: int,
+    replicas: int,
+    released: int,
+) -> World:
+    """Fresh tables for N requests on idle replicas. `released` of them have a known arrival."""
+    n = len(prompt_tokens)
+    seqs = int(engine[MAX_NUM_SEQS])
+    ri = np.zeros((n, REQUEST_INTS), dtype=np.int64)
+    ri[:, PROMPT] = prompt_tokens
+    ri[:, OUTPUT] = output_tokens
+    ri[:, WORKLOAD] = workload
+    ri[:, PHASE] = phase
+    ri[:, REPLICA] = -1
+    ri[:, NEXT] = -1
+    ri[:, PREV] = -1
+    rf = np.full((n, REQUEST_FLOATS), np.nan)
+    rf[:, ARRIVAL] = arrival_s
+    ints = np.zeros((replicas, REPLICA_INTS), dtype=np.int64)
+    ints[:, [RUN_HEAD, RUN_TAIL, WAIT_HEAD, WAIT_TAIL, PARTIAL]] = -1
+    ints[:, FREE_BLOCKS] = engine[NUM_BLOCKS]
+    floats = np.zeros((replicas, REPLICA_FLOATS))
+    floats[:, STEP_END] = np.inf
+    totals = np.zeros(WORLD_INTS, dtype=np.int64)
+    totals[RELEASED] = released
+    totals[[WINDOW_REQUESTS, WINDOW_LEFT]] = int(np.count_nonzero(phase == IN_WINDOW))
+    return World(
+        engine=np.asarray(engine, dtype=np.int64),
+        coefficients=np.asarray(coefficients, dtype=np.float64),
+        decode_s=decode_s,
+        mixed_s=mixed_s,
+        edges_s=ITL_EDGES_S,
+        ri=ri,
+        rf=rf,
+        ints=ints,
+        floats=floats,
+        totals=totals,
+        heap_keys=np.empty((replicas, seqs), dtype=np.int64),
+        heap_values=np.empty((replicas, seqs), dtype=np.int64),
+        due=np.zeros((replicas, int(engine[BLOCK_SIZE])), dtype=np.int64),
+        crossing=np.zeros((replicas, int(engine[WINDOW]) + 1), dtype=np.int64),
+        completing=np.empty((replicas, seqs), dtype=np.int64),
+        stall_steps=np.empty((replicas, STALL_STACK), dtype=np.int64),
+        stall_s=np.empty((replicas, STALL_STACK)),
+        window_decodes=np.zeros((replicas, workloads), dtype=np.int64),
+        itl_counts=np.zeros((workloads, len(ITL_EDGES_S) + 1), dtype=np.int64),
+    )
