@@ -1,0 +1,228 @@
+"""The planner's commands. Each parses, calls one function, prints; heavy modules are imported inside the commands."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from hardware_profiles.errors import InputError
+
+__all__ = ["commands"]
+
+commands = typer.Typer(
+    name="goodfleet",
+    help="Which vLLM configuration, on how many servers, serves this traffic within its targets at the lowest cost?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+profile = typer.Typer(help="Hardware profiles: what was measured, and how well it is predicted.", no_args_is_help=True)
+recipe = typer.Typer(help="Recipes: one winning configuration, ready to run.", no_args_is_help=True)
+commands.add_typer(profile, name="profile")
+commands.add_typer(recipe, name="recipe")
+
+NOTHING_MEETS = 3
+INTERRUPTED = 130
+
+Scenario = Annotated[Path, typer.Argument(help="The scenario file (YAML).", show_default=False)]
+Servers = Annotated[int, typer.Option(help="Servers that carry the traffic.", min=1, show_default=False)]
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def interruptible(function: Function) -> Function:
+    """Ctrl-C ends a command with exit code 130 and one line."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except KeyboardInterrupt:
+            Console(stderr=True).print("interrupted; nothing was written", style="yellow")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"goodfleet {installed('goodfleet')}")
+        raise typer.Exit
+
+
+@commands.callback()
+def main(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=version, is_eager=True)
+    ] = False,
+) -> None:
+    """Capacity planning for LLM serving with vLLM, with evidence."""
+
+
+@commands.command()
+@interruptible
+def plan(
+    scenario: Scenario,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="out/NAME")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plan.json instead of the summary.")] = False,
+    quiet: Annotated[bool, typer.Option(help="No progress and no summary.")] = False,
+) -> None:
+    """Find the cheapest fleet that meets every target, and say what ruled the others out.
+
+    Example: goodfleet plan examples/four-workloads.yaml --out out/four-workloads
+    """
+    from planner.folder import write_folder
+    from planner.progress import shown
+    from planner.summary import print_plan
+    from planner.write_up import make_plan
+    from simulator.scenario import load_scenario
+
+    loaded = load_scenario(scenario)
+    folder = out if out is not None else Path("out") / scenario.stem
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; --out names a folder")
+    with shown(quiet=quiet or as_json) as progress:
+        answer = make_plan(loaded, progress)
+    write_folder(answer, folder)
+    if as_json:
+        typer.echo((folder / "plan.json").read_text(encoding="utf-8"), nl=False)
+    elif not quiet:
+        print_plan(answer, folder, Console())
+    if answer.status == "nothing_meets_targets":
+        raise typer.Exit(NOTHING_MEETS)
+
+
+@commands.command()
+@interruptible
+def capacity(
+    scenario: Scenario,
+    servers: Servers,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
+) -> None:
+    """The largest multiple of the demand that N servers carry within the targets, and what binds.
+
+    Example: goodfleet capacity examples/four-workloads.yaml --servers 4
+    """
+    from planner.capacity import capacity_of
+    from planner.progress import shown
+    from simulator.scenario import load_scenario
+
+    loaded = load_scenario(scenario)
+    with shown(quiet=as_json) as progress:
+        found = capacity_of(loaded, servers, progress)
+    typer.echo(json.dumps(found.as_dict(), indent=1) if as_json else found.sentence())
+    if found.multiplier == 0:
+        raise typer.Exit(NOTHING_MEETS)
+
+
+@commands.command()
+@interruptible
+def simulate(
+    scenario: Scenario,
+    servers: Servers,
+    multiplier: Annotated[float, typer.Option(help="Times the scenario's rates.", min=1e-6)] = 1.0,
+    replications: Annotated[int, typer.Option(help="Independent runs.", min=2, max=100)] = 5,
+    requests_out: Annotated[
+        Path | None, typer.Option(help="Write the first run's request log (.csv or .parquet).", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """What users would see: the baseline's flags (else vLLM's defaults) on N servers, per workload, with intervals.
+
+    Example: goodfleet simulate examples/four-workloads.yaml --servers 4 --requests-out log.parquet
+    """
+    from planner.simulation import print_simulation, simulate_fleet
+    from simulator.log import write_log
+    from simulator.scenario import load_scenario
+
+    if requests_out is not None and requests_out.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{requests_out} ends in neither .csv nor .parquet; the suffix chooses the format")
+    found = simulate_fleet(load_scenario(scenario), servers, multiplier=multiplier, replications=replications)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        print_simulation(found, Console())
+    if requests_out is not None:
+        requests_out.parent.mkdir(parents=True, exist_ok=True)
+        write_log(found.runs[0].log, requests_out)
+        if not as_json:
+            typer.echo(f"request log of the first run: {requests_out}")
+
+
+@profile.command("list")
+def profile_list() -> None:
+    """List the shipped profiles with their typical error."""
+    from hardware_profiles.profile import list_profiles, load_profile
+
+    for name in list_profiles():
+        held = load_profile(name)
+        errors = held.errors.get("in sample", {})
+        figures = ", ".join(f"{metric} {row.median:.1%}" for metric, row in errors.items())
+        degrees = ", ".join(str(degree) for degree in held.tensor_parallel)
+        typer.echo(f"{name}  TP {degrees}  median error in sample: {figures or 'none stated'}  ({held.tier})")
+
+
+@profile.command("show")
+def profile_show(name: Annotated[str, typer.Argument(help="Name, prefix, or file.", show_default=False)]) -> None:
+    """Prefill and decode rates, all-reduce cost, range, residuals and sources of one profile.
+
+    Example: goodfleet profile show mi355x/gpt-oss-120b
+    """
+    from planner.profile_view import print_profile
+
+    print_profile(name, Console())
+
+
+@profile.command("fit")
+@interruptible
+def profile_fit(
+    rows: Annotated[list[Path], typer.Argument(help="Measured rows: tidy CSV files.", show_default=False)],
+    node: Annotated[str, typer.Option(help="Node type, e.g. mi355x.", show_default=False)],
+    model: Annotated[str, typer.Option(help="Model card, e.g. gpt-oss-120b.", show_default=False)],
+    precision: Annotated[str, typer.Option(help="Precision of the weights, e.g. mxfp4.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Profile to write (.yaml).", show_default=False)],
+    seed: Annotated[int, typer.Option(help="Seed of the simulated streams.", min=0)] = 1,
+    leave_out: Annotated[bool, typer.Option(help="Also compute the held-out errors.")] = True,
+) -> None:
+    """Fit a profile by running the simulator inside bounded least squares, under each row's own protocol.
+
+    Example: goodfleet profile fit hardware_profiles/measurements/mi355x-gpt-oss-120b-mxfp4.csv --node mi355x
+    --model gpt-oss-120b --precision mxfp4 --out out/profile.yaml
+    """
+    from planner.profile_view import fit_to_file
+
+    fit_to_file(rows, node=node, model=model, precision=precision, out=out, seed=seed, leave_out=leave_out)
+
+
+@recipe.command("export")
+def recipe_export(
+    path: Annotated[Path, typer.Argument(help="A recipe, e.g. out/NAME/shortlist/01.yaml.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="standard output")] = None,
+) -> None:
+    """Write a recipe as the file for `vllm serve --config`.
+
+    Example: goodfleet recipe export out/four-workloads/shortlist/01.yaml --out vllm.yaml
+    """
+    from planner.recipe import export_vllm_config, load_recipe
+
+    text = export_vllm_config(load_recipe(path))
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+        typer.echo(f"wrote {out}; start it with: vllm serve --config {out}")
+
+
+@commands.command()
+def schema() -> None:
+    """Print the JSON Schema of a scenario, for editors."""
+    from simulator.scenario import Scenario as Model
+
+    typer.echo(json.dumps(Model.model_json_schema(), indent=1))

@@ -1,0 +1,138 @@
+"""Whether a configuration can run at all: vLLM's own rules, divisibility, memory. What cannot is a `Rejection`.
+
+A rejection is data: the flags, the constraint that rules them out, and a sentence with the numbers. It is never an
+error and never silently dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hardware_profiles.memory import KvLedger, kv_ledger
+from hardware_profiles.model import ModelCard
+from hardware_profiles.node import Node
+from hardware_profiles.profile import HardwareProfile
+from simulator.engine import EngineConfig, engine_with_defaults
+from simulator.hardware_check import unusable_tensor_parallel_size
+
+__all__ = ["Configuration", "Platform", "Rejection", "check"]
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Platform:
+    """What a configuration runs on: a node type, a model, and the profile measured for the two."""
+
+    node: Node
+    card: ModelCard
+    precision: str
+    profile: HardwareProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Configuration:
+    """One replica's vLLM flags on a platform, with the memory it leaves for the KV cache: what is screened."""
+
+    platform: Platform
+    engine: EngineConfig
+    ledger: KvLedger
+    """Where the GPU's memory goes."""
+
+    @property
+    def replicas_per_server(self) -> int:
+        return self.platform.node.gpus_per_server // self.engine.tensor_parallel_size
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks for full-attention tokens of one replica."""
+        return self.ledger.kv_tokens // self.engine.block_size
+
+    @property
+    def label(self) -> str:
+        """Short and readable: replicas x TP and the two batch limits."""
+        engine = self.engine
+        kv = "" if engine.kv_cache_dtype == "auto" else f", {engine.kv_cache_dtype} KV"
+        return (
+            f"{self.replicas_per_server} × TP{engine.tensor_parallel_size}, max_num_seqs {engine.max_num_seqs}, "
+            f"max_num_batched_tokens {engine.max_num_batched_tokens}{kv}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A configuration that was ruled out, and why."""
+
+    node: str
+    precision: str
+    engine: Mapping[str, int | float | str]
+    """The flags that were given."""
+    constraint: str
+    """The binding constraint, one word."""
+    detail: str
+    """One sentence with the numbers."""
+
+
+def check(
+    platform: Platform, flags: Mapping[str, int | float | str], *, longest_tokens: int | None = None
+) -> Configuration | Rejection:
+    """Apply the rules in order; the first that fails is the binding constraint.
+
+    `longest_tokens` is the longest fixed prompt and answer of the workloads, where it is known.
+    """
+    node, card = platform.node, platform.card
+    smallest = min(platform.profile.tensor_parallel)
+    engine = engine_with_defaults(flags, node=node, card=card, tensor_parallel_size=smallest)
+
+    def reject(constraint: str, detail: str) -> Rejection:
+        return Rejection(
+            node=node.name, precision=platform.precision, engine=dict(flags), constraint=constraint, detail=detail
+        )
+
+    tp = engine.tensor_parallel_size
+    if problem := unusable_tensor_parallel_size(tp, node, card):
+        return reject("tensor_parallel_size", problem)
+    if tp not in platform.profile.tensor_parallel:
+        measured = ", ".join(str(degree) for degree in platform.profile.tensor_parallel)
+        return reject("profile", f"TP {tp} was not measured in {platform.profile.name}; it has TP {measured}")
+    if engine.max_num_batched_tokens < engine.max_num_seqs:
+        return reject(
+            "max_num_batched_tokens",
+            f"max_num_batched_tokens {engine.max_num_batched_tokens} is below max_num_seqs {engine.max_num_seqs}; "
+            "vLLM refuses that",
+        )
+    if engine.max_model_len > card.max_model_len:
+        return reject(
+            "max_model_len", f"max_model_len {engine.max_model_len} is above the model's {card.max_model_len} tokens"
+        )
+    if longest_tokens is not None and longest_tokens > engine.max_model_len:
+        return reject(
+            "max_model_len",
+            f"max_model_len {engine.max_model_len} is shorter than the longest request, {longest_tokens} tokens",
+        )
+    ledger = kv_ledger(
+        node,
+        card,
+        platform.precision,
+        tensor_parallel_size=tp,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        kv_cache_dtype=engine.kv_cache_dtype,
+        block_size=engine.block_size,
+        num_gpu_blocks_override=engine.num_gpu_blocks_override,
+    )
+    if ledger.available_bytes <= 0 and engine.num_gpu_blocks_override is None:
+        return reject(
+            "memory",
+            f"weights, activations and reserve need {-ledger.available_bytes / GIB:,.1f} GiB more than "
+            f"{engine.gpu_memory_utilization:.0%} of the {node.hbm_bytes / GIB:,.0f} GiB of one GPU at TP {tp}",
+        )
+    if ledger.kv_tokens < engine.max_model_len:
+        return reject(
+            "kv_cache",
+            f"the KV cache holds {max(0, ledger.kv_tokens):,} tokens, fewer than one request of max_model_len "
+            f"{engine.max_model_len:,}; vLLM refuses to start",
+        )
+    return Configuration(platform=platform, engine=engine, ledger=ledger)

@@ -1,0 +1,292 @@
+"""The Plan: the ranked answer, with all that is needed to repeat it; the interface between laptop and GPU server.
+
+`plan.json` is this model, written as it is; `docs/plan.schema.json` is its JSON Schema. Equal inputs and seed give
+equal bytes, apart from the recorded times in `screened`; hashes leave those out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hardware_profiles.errors import InputError
+
+__all__ = [
+    "Baseline",
+    "Best",
+    "Candidate",
+    "NearestMiss",
+    "Plan",
+    "Pool",
+    "ProfileUsed",
+    "RejectionRow",
+    "Screened",
+    "WorkloadAnswer",
+    "load_plan",
+    "plan_sha256",
+    "write_plan",
+]
+
+
+RECORDED_TIMES = ("wall_s", "cpu_s", "compile_s")
+
+EngineFlagValues = dict[str, int | float | str]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="null")
+
+
+class IntervalRow(_Part):
+    """A figure with its 95 % interval over replications."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Pool(_Part):
+    """Replicas of one configuration and role."""
+
+    name: str
+    role: Literal["serve", "prefill", "decode"]
+    workloads: tuple[str, ...]
+    node: str
+    engine: EngineFlagValues
+    """vLLM's flags."""
+    precision: str
+    gpus_per_replica: int
+    replicas: int
+    replicas_per_server: int
+    servers: int
+
+
+class WorkloadAnswer(_Part):
+    """What one workload gets from the fleet, at the load it is sized for."""
+
+    rate_rps: float
+    """At the load the fleet is sized for: demand x (1 + headroom)."""
+    attainment: IntervalRow
+    target_attainment: float
+    judged: int
+    """Requests, over all replications."""
+    decided: bool
+    """Enough judged requests per replication for this attainment, in steady runs."""
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    tpot_p50_ms: float | None
+    tpot_p99_ms: float | None
+    itl_p99_ms: float | None
+    e2e_p50_ms: float | None
+    e2e_p99_ms: float | None
+    longest_stall_ms: float | None
+    targets: dict[str, float]
+    """As the scenario gives them, in ms (within_hours in s)."""
+    output_tokens_per_s: float
+    goodput_tokens_per_s: float
+
+
+class Candidate(_Part):
+    """A scored fleet."""
+
+    label: str
+    node: str
+    precision: str
+    engine: EngineFlagValues
+    replicas_per_server: int
+    servers: int
+    """With spare servers."""
+    cost_usd_per_month: float
+    load_per_server: float
+    """Largest multiple of the whole demand that one server carries, from rank runs."""
+    tightest: str
+    """Workload and target nearest to breaking."""
+    ttft_p99_ms: float | None
+    """Of the slowest workload, at that load, from the rank run."""
+    tpot_p99_ms: float | None
+    evidence: Literal["rank run", "fleet", "confirmed"]
+    """rank run: estimated from one replica; fleet: n meets and n-1 does not, 3 seeds; confirmed: full runs."""
+    tied: bool
+    """The evidence cannot tell it from the best."""
+
+
+class Best(_Part):
+    """The answer."""
+
+    label: str
+    pools: tuple[Pool, ...]
+    engine: EngineFlagValues | None
+    """The only pool's flags; null when there are several pools."""
+    replicas_per_server: int | None
+    servers: int
+    servers_by_reason: dict[str, int]
+    """Adds up to `servers`."""
+    cost_usd_per_month: float
+    """First month."""
+    cost_usd_by_month: dict[str, float]
+    usd_per_million_output_tokens: float | None
+    """At the demand of the scenario, kept up all month."""
+    usd_per_million_good_tokens: float | None
+    attainment: dict[str, IntervalRow]
+    """By workload, at demand x (1 + headroom) without the spare servers."""
+    probability_of_meeting_targets: float
+    """Share of draws of seed and model error in which every target held."""
+    probability_draws: int
+    workloads: dict[str, WorkloadAnswer]
+    utilization: dict[str, float]
+    """Share of replica time in prefill, decode, idle, at the load it is sized for."""
+    binding: str
+    """The target nearest to breaking."""
+    one_server_fewer: str
+    """What happens with one serving server fewer."""
+    meets_with_one_more: bool
+    how_known: str
+    memory: tuple[dict[str, Any], ...]
+    """The KV ledger: name, bytes, how_known, note."""
+    kv_tokens: int
+
+
+class Baseline(_Part):
+    """What runs today, sized for the same load."""
+
+    label: str
+    engine: EngineFlagValues
+    node: str
+    servers: int | None
+    """None when it cannot meet the targets with any allowed number of servers."""
+    servers_today: int | None
+    """As the scenario says."""
+    cost_usd_per_month: float | None
+    saving_usd_per_month: float | None
+    """Positive: the plan is cheaper."""
+    note: str
+
+
+class NearestMiss(_Part):
+    """When nothing meets the targets: what came nearest, what broke, what would have to change."""
+
+    label: str
+    node: str
+    precision: str
+    engine: EngineFlagValues
+    servers: int | None
+    workload: str | None
+    target: str
+    """The binding target or constraint."""
+    value: float | None
+    """ms, or null for a constraint of feasibility."""
+    limit: float | None
+    attainment: dict[str, float]
+    what_would_have_to_change: tuple[str, ...]
+
+
+class RejectionRow(_Part):
+    """One combination that cannot run."""
+
+    node: str
+    precision: str
+    engine: EngineFlagValues
+    constraint: str
+    detail: str
+
+
+class ProfileUsed(_Part):
+    """Where the step times come from."""
+
+    node: str
+    model: str
+    precision: str
+    engine: str
+    engine_version: str
+    as_of: str
+    tier: str
+    sources: tuple[str, ...]
+    caveats: tuple[str, ...]
+    measured: dict[str, Any]
+    residual_sd: float
+    median_error: dict[str, float]
+
+
+class Screened(_Part):
+    """What was looked at, and what it took."""
+
+    configurations: int
+    feasible: int
+    pruned_by_bound: int
+    pruned_by_run: int
+    simulated: int
+    """Configurations that ran at token level."""
+    candidates: int
+    confirmed: int
+    simulations: int
+    simulated_requests: int
+    engine_steps: int
+    wall_s: float
+    cpu_s: float
+    compile_s: float
+
+
+class Plan(_Part):
+    """The whole answer."""
+
+    schema_version: Literal[1] = 1
+    goodfleet_version: str
+    vllm_version: str
+    """Whose scheduler the simulator follows."""
+    status: Literal["answered", "nothing_meets_targets"]
+    notes: tuple[str, ...]
+    """What a reader must know before the numbers."""
+    scenario: dict[str, Any]
+    scenario_path: str
+    scenario_sha256: str
+    seed: int
+    as_of: str
+    load: float
+    """Demand x (1 + headroom)."""
+    price: dict[str, str]
+    """Of the best's server: sku, provider, amount, unit, term, date, source."""
+    profile: str | None
+    """The best's."""
+    profiles: dict[str, ProfileUsed]
+    screened: Screened
+    best: Best | None
+    tied: tuple[str, ...]
+    nearest_miss: NearestMiss | None
+    baseline: Baseline | None
+    candidates: tuple[Candidate, ...]
+    rejections: tuple[RejectionRow, ...]
+    shortlist: tuple[str, ...]
+    """Recipe files, best first."""
+
+
+def plan_sha256(plan: Plan) -> str:
+    """Digest of the plan without its recorded times."""
+    data = plan.model_dump(mode="json")
+    for name in RECORDED_TIMES:
+        del data["screened"][name]
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write plan.json."""
+    path.write_text(json.dumps(plan.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load_plan(path: Path) -> Plan:
+    """Read plan.json, or the folder that holds it."""
+    file = path / "plan.json" if path.is_dir() else path
+    try:
+        return Plan.model_validate_json(file.read_bytes())
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror}); give the folder or the plan.json that `goodfleet plan` wrote"
+        raise InputError(problem, file=str(file)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or None
+        raise InputError(
+            f"{first['msg']}; write the plan anew with `goodfleet plan`", file=str(file), key=key
+        ) from None

@@ -1,0 +1,165 @@
+"""A hardware profile as people ask for it: rates per tensor-parallel degree, errors, every residual, sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hardware_profiles.errors import InputError
+from hardware_profiles.model import load_model_card, precision_name
+from hardware_profiles.node import load_node
+from hardware_profiles.profile import HardwareProfile, load_profile, load_residuals
+from simulator.steptime import StepTimeModel, all_reduce_s, step_time_model
+
+__all__ = ["fit_to_file", "print_profile"]
+
+DECODE_BATCHES = (1, 8, 32, 128)
+DECODE_CONTEXT_TOKENS = 2048
+PREFILL_CHUNK_TOKENS = 8192
+
+
+def print_profile(name: str, console: Console) -> None:
+    """Print one profile; an unknown or ambiguous name is an `InputError`."""
+    profile = load_profile(name)
+    node, card = load_node(profile.node), load_model_card(profile.model)
+    console.print(f"{profile.name}: {profile.tier}, {profile.engine} {profile.engine_version}, as of {profile.as_of}")
+    rates = Table(
+        title=(
+            f"Per replica, from the fitted step times (prefill in steps of {PREFILL_CHUNK_TOKENS:,} tokens; decode at "
+            f"{DECODE_CONTEXT_TOKENS:,} tokens of context)"
+        ),
+        title_justify="left",
+    )
+    rates.add_column("TP")
+    rates.add_column("prefill tok/s", justify="right")
+    for batch in DECODE_BATCHES:
+        rates.add_column(f"decode tok/s at batch {batch}", justify="right")
+    for column in ("all-reduce of 32 tokens, us", "of 8,192 tokens, us", "their share of a prefill step"):
+        rates.add_column(column, justify="right")
+    for degree in profile.tensor_parallel:
+        model = step_time_model(
+            profile, node=node, card=card, tensor_parallel_size=degree, max_tokens=PREFILL_CHUNK_TOKENS
+        )
+        rates.add_row(str(degree), *_rates(model), *_all_reduce(profile, degree, card.hidden, card.layers, model))
+    console.print(rates)
+    _print_errors(profile, console)
+    _print_residuals(profile, console)
+    low, high = profile.measured.concurrency
+    console.print(
+        f"Measured at TP {', '.join(map(str, profile.measured.tensor_parallel_size))}, {low}-{high} requests in flight, "
+        f"ISL {profile.measured.isl[0]}-{profile.measured.isl[1]}, OSL {profile.measured.osl[0]}-{profile.measured.osl[1]}; "
+        "outside, results say extrapolated.",
+        highlight=False,
+    )
+    console.print(f"Assumed flags of the measured rows: {profile.assumed_flags}", highlight=False)
+    console.print(f"KV sensitivity: {profile.kv_sensitivity}", highlight=False)
+    for source in profile.sources:
+        console.print(f"source: {source}", highlight=False)
+    for caveat in profile.caveats:
+        console.print(f"caveat: {caveat}", highlight=False)
+    console.print(f"made by: {profile.command}", highlight=False)
+
+
+def _rates(model: StepTimeModel) -> list[str]:
+    chunk = PREFILL_CHUNK_TOKENS
+    window = model.window_tokens
+    prefill_s = model.step_s(
+        decodes=0,
+        prefill_tokens=chunk,
+        prefills=1,
+        sampled=1,
+        context=0,
+        window_context=0,
+        pairs=0.5 * chunk * chunk,
+        window_pairs=float(chunk * window) if window else 0.0,
+    )
+    cells = [f"{chunk / prefill_s:,.0f}"]
+    for batch in DECODE_BATCHES:
+        step_s = model.step_s(
+            decodes=batch,
+            prefill_tokens=0,
+            prefills=0,
+            sampled=batch,
+            context=batch * DECODE_CONTEXT_TOKENS,
+            window_context=batch * min(window, DECODE_CONTEXT_TOKENS),
+            pairs=0.0,
+            window_pairs=0.0,
+        )
+        cells.append(f"{batch / step_s:,.0f} ({step_s * 1e3:.2f} ms)")
+    return cells
+
+
+def _all_reduce(profile: HardwareProfile, degree: int, hidden: int, layers: int, model: StepTimeModel) -> list[str]:
+    curve = profile.all_reduce.get(degree)
+    if curve is None:
+        return ["-", "-", "-"]
+    small, large = (float(s) for s in all_reduce_s(curve, np.array([32.0, PREFILL_CHUNK_TOKENS]) * hidden * 2))
+    share = (2 * layers + 1) * large / float(model.mixed_s[PREFILL_CHUNK_TOKENS])
+    return [f"{small * 1e6:.1f}", f"{large * 1e6:,.0f} (extrapolated)", f"{share:.0%}"]
+
+
+def _print_errors(profile: HardwareProfile, console: Console) -> None:
+    table = Table(title="Absolute error of predictions against measurements", title_justify="left")
+    for column in ("evaluation", "metric", "rows", "median", "p95", "worst", "bias"):
+        table.add_column(column, justify="left" if column in ("evaluation", "metric") else "right")
+    for evaluation, metrics in profile.errors.items():
+        for metric, row in metrics.items():
+            table.add_row(
+                evaluation,
+                metric,
+                str(row.rows),
+                f"{row.median:.2%}",
+                f"{row.p95:.2%}",
+                f"{row.worst:.2%}",
+                f"{row.bias:+.2%}",
+            )
+    console.print(table)
+
+
+def _print_residuals(profile: HardwareProfile, console: Console) -> None:
+    rows = load_residuals(profile)
+    table = Table(title=f"Residual of each of {len(rows)} rows (predicted / measured − 1)", title_justify="left")
+    for column in ("TP", "ISL/OSL", "concurrency", "TPOT ms", "residual", "tok/s", "residual", "note"):
+        table.add_column(column, justify="left" if column == "note" else "right")
+    for row in rows:
+        table.add_row(
+            str(row.tensor_parallel_size),
+            f"{row.isl}/{row.osl}",
+            str(row.concurrency),
+            f"{row.measured_tpot_s * 1e3:.2f}",
+            f"{row.predicted_tpot_s / row.measured_tpot_s - 1:+.1%}",
+            f"{row.measured_tokens_per_s:,.0f}",
+            f"{row.predicted_tokens_per_s / row.measured_tokens_per_s - 1:+.1%}",
+            row.note if row.weight == 1 else f"weight {row.weight:g}: {row.note}",
+        )
+    console.print(table)
+
+
+def fit_to_file(
+    rows: list[Path], *, node: str, model: str, precision: str, out: Path, seed: int, leave_out: bool
+) -> None:
+    """`profile fit`: read rows, fit, write the profile and its residuals."""
+    from planner.progress import shown
+    from simulator.benchmark_rows import read_rows
+    from simulator.calibration import fit_profile, write_profile
+
+    if out.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{out} is no .yaml file; --out names the profile to write")
+    card = load_model_card(model)
+    measured = [row for path in rows for row in read_rows(path)]
+    with shown(quiet=False) as progress:
+        fitted = fit_profile(
+            measured,
+            node=load_node(node),
+            card=card,
+            precision=precision_name(precision),
+            engine="vllm",
+            seed=seed,
+            leave_out=leave_out,
+            progress=progress,
+        )
+    write_profile(fitted, out)
+    Console().print(f"wrote {out}; look at it with: goodfleet profile show {out}", highlight=False)

@@ -1,0 +1,190 @@
+"""The funnel: from every combination of flags to the few that are worth a fleet simulation.
+
+1. Feasibility. What cannot run is a `Rejection`.
+2. A stratified sample (a few of every tensor-parallel degree) is bisected to a first known capacity, in multiples of
+   the mix per server.
+3. In a large space, what the arithmetic bound puts below that capacity is dropped and counted; a small one is cheaper
+   to simulate whole, and a simulation is better evidence.
+4. Every other configuration runs once at that capacity. What misses its targets there is dropped and counted.
+5. The best survivors, and the best of every tensor-parallel degree, are bisected on a whole server: all its replicas
+   behind the router, since a router evens out what one replica alone would suffer. Configurations that were equal to
+   the last digit in step 4 share one bisection.
+
+Steps 2 to 4 run one replica. All on common random numbers. It ranks; the fleet runs in `sizing` certify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.bound import load_bound
+from planner.feasibility import Configuration
+from planner.screen import RankRun, Screen
+
+__all__ = ["Funnel", "Ranked", "bisect_load", "run_funnel", "simplicity"]
+
+SAMPLE_PER_DEGREE = 8
+SURVIVORS = 40
+PER_DEGREE = 2
+BOUND_FROM = 5_000
+"""Feasible configurations from which on the bound prunes: below, simulating all of them takes seconds."""
+CAUTION = 0.95
+"""The first rung runs at this share of the known capacity, so that noise drops no equal."""
+PROBES = 6
+"""A bisection ends when the bracket is narrower than 2^-6 of its lower end: 1.6 %."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A configuration with the capacity that rank runs gave it."""
+
+    configuration: Configuration
+    load: float
+    """Largest multiplier of the mix per server at which its targets held; 0 = at none that was tried."""
+    last: RankRun
+    """The run at that load (or the lightest one tried)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Funnel:
+    """What the screening of one platform found."""
+
+    ranked: tuple[Ranked, ...]
+    """Best first."""
+    pruned_by_bound: int
+    pruned_by_run: int
+    """Ran once, at the known capacity, and missed."""
+    known_load: float
+    """Capacity the first rung was run at; 0 when nothing met its targets."""
+
+
+def run_funnel(screen: Screen, feasible: Sequence[Configuration], *, routing: str, progress: Progress) -> Funnel:
+    """Rank the feasible configurations of one platform."""
+    bounds = {c: load_bound(c, screen.model(c), screen.mix) for c in feasible}
+    sample = _sample(feasible)
+    best = 0.0
+    for done, configuration in enumerate(sample):
+        progress("looking for a first capacity", done, len(sample))
+        if bounds[configuration] > best:
+            best = max(
+                best, bisect_load(screen, configuration, start=best, ceiling=bounds[configuration], probes=5).load
+            )
+    if best == 0.0:
+        return _nothing_meets(screen, feasible, progress)
+
+    level = CAUTION * best
+    worth = [c for c in feasible if len(feasible) < BOUND_FROM or bounds[c] >= level]
+    runs: list[tuple[Configuration, RankRun]] = []
+    for done, configuration in enumerate(worth):
+        progress("simulating configurations", done, len(worth))
+        runs.append((configuration, screen.rank_run(configuration, level)))
+    passing = sorted((r for r in runs if r[1].passes), key=lambda r: (r[1].pressure, simplicity(r[0])))
+    chosen = [c for c, _ in passing[:SURVIVORS]]
+    for degree in sorted({c.engine.tensor_parallel_size for c in feasible}):
+        chosen += _best_of_degree(degree, runs, feasible, bounds)
+    chosen = list(dict.fromkeys(chosen))
+    first = {c: r for c, r in runs}
+    ranked: list[Ranked] = []
+    for done, alike in enumerate(groups := _alike(chosen, first)):
+        progress("measuring capacity", done, len(groups))
+        start = level if alike[0] in first and first[alike[0]].passes else 0.0
+        found = bisect_load(
+            screen, alike[0], start=start, ceiling=bounds[alike[0]], probes=PROBES, whole_server=True, routing=routing
+        )
+        ranked += [Ranked(configuration=c, load=found.load, last=found.last) for c in alike]
+    ranked.sort(key=lambda r: (-r.load, simplicity(r.configuration)))
+    return Funnel(
+        ranked=tuple(ranked),
+        pruned_by_bound=len(feasible) - len(worth),
+        pruned_by_run=len(runs) - len(passing),
+        known_load=best,
+    )
+
+
+def _alike(chosen: Sequence[Configuration], first: Mapping[Configuration, RankRun]) -> list[list[Configuration]]:
+    """Configurations whose first runs were equal to the last digit (a limit that never binds)."""
+    groups: dict[object, list[Configuration]] = {}
+    for configuration in chosen:
+        run = first.get(configuration)
+        key = (configuration.engine.tensor_parallel_size, run.score) if run is not None else configuration
+        groups.setdefault(repr(key) if run is not None else key, []).append(configuration)
+    return [sorted(group, key=simplicity) for group in groups.values()]
+
+
+def bisect_load(
+    screen: Screen,
+    configuration: Configuration,
+    *,
+    start: float,
+    ceiling: float,
+    probes: int,
+    whole_server: bool = False,
+    routing: str = "round_robin",
+) -> Ranked:
+    """Largest load per server at which the targets hold. `start` is tried first where it is known to be of interest."""
+    low, high, run = 0.0, ceiling, None
+    guess = start if 0.0 < start < ceiling else 0.5 * ceiling
+    for _ in range(4 * probes):
+        attempt = screen.rank_run(configuration, guess, whole_server=whole_server, routing=routing)
+        if attempt.passes:
+            low, run = guess, attempt
+        else:
+            high = guess
+            if run is None and guess < 1e-3 * ceiling:
+                run = attempt
+                break
+        if low > 0.0 and high - low < low * 2.0**-probes:
+            break
+        guess = min(2 * low, 0.5 * (low + high)) if low > 0.0 else guess / 2
+    return Ranked(configuration=configuration, load=low, last=run if run is not None else attempt)
+
+
+def _nothing_meets(screen: Screen, feasible: Sequence[Configuration], progress: Progress) -> Funnel:
+    """No sampled configuration meets its targets at any load: run all at a very light one, keep the nearest."""
+    runs: list[tuple[Configuration, RankRun]] = []
+    for done, configuration in enumerate(feasible):
+        progress("looking for the nearest miss", done, len(feasible))
+        light = 0.01 * load_bound(configuration, screen.model(configuration), screen.mix)
+        runs.append((configuration, screen.rank_run(configuration, light)))
+    runs.sort(key=lambda r: (not r[1].passes, r[1].pressure, simplicity(r[0])))
+    ranked = tuple(Ranked(configuration=c, load=r.load if r.passes else 0.0, last=r) for c, r in runs[:SURVIVORS])
+    return Funnel(ranked=ranked, pruned_by_bound=0, pruned_by_run=len(runs) - len(ranked), known_load=0.0)
+
+
+def _sample(feasible: Sequence[Configuration]) -> list[Configuration]:
+    """A few configurations of every tensor-parallel degree, spread over the list."""
+    chosen: list[Configuration] = []
+    for degree in sorted({c.engine.tensor_parallel_size for c in feasible}):
+        members = [c for c in feasible if c.engine.tensor_parallel_size == degree]
+        step = max(1, len(members) // SAMPLE_PER_DEGREE)
+        chosen += members[step // 2 :: step][:SAMPLE_PER_DEGREE]
+    return chosen
+
+
+def _best_of_degree(
+    degree: int,
+    runs: Sequence[tuple[Configuration, RankRun]],
+    feasible: Sequence[Configuration],
+    bounds: dict[Configuration, float],
+) -> list[Configuration]:
+    """The most promising of one tensor-parallel degree, whether or not any survived, to compare degrees."""
+    of_degree = [r for r in runs if r[0].engine.tensor_parallel_size == degree]
+    of_degree.sort(key=lambda r: (not r[1].passes, r[1].pressure, simplicity(r[0])))
+    if of_degree:
+        return [c for c, _ in of_degree[:PER_DEGREE]]
+    members = [c for c in feasible if c.engine.tensor_parallel_size == degree]
+    return sorted(members, key=lambda c: (-bounds[c], simplicity(c)))[:PER_DEGREE]
+
+
+def simplicity(configuration: Configuration) -> tuple[int, int, int, int]:
+    """Fewer GPUs' worth of coupling and flags nearer to vLLM's defaults first; also makes every order definite."""
+    engine = configuration.engine
+    return (
+        int(engine.kv_cache_dtype != "auto"),
+        abs(engine.max_num_batched_tokens - 16_384),
+        abs(engine.max_num_seqs - 1_024),
+        engine.tensor_parallel_size,
+    )

@@ -1,0 +1,251 @@
+"""`goodfleet simulate`: one fleet as it stands, replicated, with everything a reader needs to trust or doubt it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from planner.feasibility import Configuration, Rejection, check
+from planner.screen import Screen
+from planner.sizing import FleetEvidence, Interval, interval_of
+from planner.space import find_platforms
+from simulator.hardware_check import load_model_and_nodes
+from simulator.mix import Mix
+from simulator.run import simulate
+from simulator.scenario import LoadedScenario
+from simulator.score import Score, score
+from simulator.steady import SteadyRun, end_to_end
+from simulator.traffic import ClosedTraffic
+from simulator.workload import make_stream
+
+__all__ = ["FleetSimulation", "print_simulation", "simulate_fleet"]
+
+CLOSED_LOOP_REQUESTS = 10
+"""Requests per user of a closed loop, as InferenceX does it; at least 1,000 in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSimulation:
+    """Replications of one fleet."""
+
+    configuration: Configuration
+    servers: int
+    multiplier: float
+    mix: Mix
+    runs: tuple[SteadyRun, ...]
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return tuple(run.score for run in self.runs)
+
+    @property
+    def saturated(self) -> bool:
+        return any(s.saturated for s in self.scores)
+
+    def interval(self, values: Sequence[float]) -> Interval:
+        return interval_of(values)
+
+    def little(self) -> tuple[float, float]:
+        """Mean requests in flight, and rate times mean time in the system: equal in a steady run."""
+        flight = float(np.mean([s.in_flight_mean for s in self.scores]))
+        rate = float(np.mean([s.offered_rps for s in self.scores]))
+        return flight, rate * float(np.mean([run.end_to_end.mean_s for run in self.runs]))
+
+    def utilization(self) -> dict[str, float]:
+        prefill = float(np.mean([s.prefill_fraction for s in self.scores]))
+        decode = float(np.mean([s.decode_fraction for s in self.scores]))
+        return {"prefill": prefill, "decode": decode, "idle": 1 - prefill - decode}
+
+    def evidence(self) -> FleetEvidence:
+        return FleetEvidence(
+            servers=self.servers,
+            load=self.multiplier,
+            scores=self.scores,
+            steady=all(run.steady for run in self.runs),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`; infinite percentiles (too many unfinished) are null."""
+        evidence = self.evidence()
+        flight, product = self.little()
+        return {
+            "configuration": self.configuration.label,
+            "engine": self.configuration.engine.flags(),
+            "node": self.configuration.platform.node.name,
+            "servers": self.servers,
+            "replicas": self.servers * self.configuration.replicas_per_server,
+            "multiplier": self.multiplier,
+            "replications": len(self.runs),
+            "saturated": self.saturated,
+            "steady": evidence.steady,
+            "meets": evidence.meets,
+            "conservation": "checked in every run: requests, tokens, gaps, KV blocks, Little's identity",
+            "little": {"in_flight_mean": flight, "rate_times_time": product},
+            "utilization": self.utilization(),
+            "preemptions": int(sum(s.preemptions for s in self.scores)),
+            "workloads": {name: self._workload(name, evidence) for name in evidence.names},
+        }
+
+    def _workload(self, name: str, evidence: FleetEvidence) -> dict[str, Any]:
+        rows = [s.workload(name) for s in self.scores]
+        attained = evidence.attainment[name]
+        figures: dict[str, Any] = {
+            "judged": evidence.judged[name],
+            "decidable": all(r.decidable for r in rows),
+            "required_requests": rows[0].required_requests,
+            "attainment": {"value": attained.value, "low": attained.low, "high": attained.high},
+            "target_attainment": rows[0].target_attainment,
+            "goodput_tokens_per_s": float(np.mean([r.goodput_tokens_per_s for r in rows])),
+            "output_tokens_per_s": float(np.mean([r.output_tokens_per_s for r in rows])),
+            "tightest": rows[0].pressures[0].sentence if rows[0].pressures else None,
+        }
+        for metric in ("ttft", "tpot", "itl", "e2e"):
+            for index, percentile in enumerate((50, 90, 95, 99)):
+                value = float(np.mean([r.percentiles_s[metric][index] for r in rows]))
+                figures[f"{metric}_p{percentile}_ms"] = round(value * 1e3, 3) if np.isfinite(value) else None
+        return figures
+
+
+def simulate_fleet(
+    loaded: LoadedScenario, servers: int, *, multiplier: float = 1.0, replications: int = 5
+) -> FleetSimulation:
+    """Run the baseline's flags (else vLLM's defaults at the smallest TP that fits) on so many servers."""
+    card, nodes = load_model_and_nodes(loaded)
+    platform = find_platforms(loaded, card, nodes)[0]
+    flags = loaded.scenario.baseline_flags()
+    given = flags.get("tensor_parallel_size")
+    result: Configuration | Rejection | None = None
+    for degree in [given] if given is not None else sorted(platform.profile.tensor_parallel):
+        result = check(platform, {**flags, "tensor_parallel_size": degree})
+        if isinstance(result, Configuration):
+            break
+    if not isinstance(result, Configuration):
+        assert result is not None
+        section = "baseline" if loaded.scenario.baseline is not None else "engine"
+        raise loaded.error(f"{result.detail}; change the flags of {section}", (section,))
+    mix = Mix(workloads=loaded.scenario.workloads, traces=loaded.traces, max_model_len=result.engine.max_model_len)
+    seeds = np.random.SeedSequence(loaded.scenario.seed).spawn(3)[1].spawn(replications)
+    closed = [w.traffic for w in mix.workloads.values() if isinstance(w.traffic, ClosedTraffic)]
+    if closed:
+        if multiplier != 1.0:
+            raise loaded.error("a closed loop has no rate to multiply; leave --multiplier out", ("workloads",))
+        runs = [_closed_run(mix, result, servers, closed[0].concurrency, seed, loaded) for seed in seeds]
+    else:
+        screen = Screen(mix, np.random.SeedSequence(0))
+        runs = []
+        for seed in seeds:
+            guess = runs[-1].end_to_end if runs else None
+            runs.append(
+                screen.fleet_run(
+                    result,
+                    servers=servers,
+                    multiplier=multiplier,
+                    seed=seed,
+                    routing=loaded.scenario.fleet.routing,
+                    guess=guess,
+                )
+            )
+    return FleetSimulation(configuration=result, servers=servers, multiplier=multiplier, mix=mix, runs=tuple(runs))
+
+
+def _closed_run(
+    mix: Mix,
+    configuration: Configuration,
+    servers: int,
+    concurrency: int,
+    seed: np.random.SeedSequence,
+    loaded: LoadedScenario,
+) -> SteadyRun:
+    """A closed loop runs a number of requests, not a time; every request is judged, as benchmarks do."""
+    name = next(iter(mix.workloads))
+    stream = make_stream(
+        mix.workloads,
+        multiplier=1.0,
+        seed=seed,
+        max_model_len=mix.max_model_len,
+        requests={name: max(1_000, CLOSED_LOOP_REQUESTS * concurrency)},
+        traces=mix.traces,
+    )
+    log = simulate(
+        stream,
+        engine=configuration.engine,
+        model=Screen(mix, seed).model(configuration),
+        num_blocks=configuration.num_blocks,
+        replicas=servers * configuration.replicas_per_server,
+        routing=loaded.scenario.fleet.routing,
+    )
+    assert log.replica_times is not None
+    return SteadyRun(
+        log=log,
+        score=score(log, mix.targets),
+        warmup_s=0.0,
+        end_to_end=end_to_end(log),
+        steady=True,
+        attempts=1,
+        simulated_requests=len(log),
+        engine_steps=int(log.replica_times.steps.sum()),
+    )
+
+
+def print_simulation(found: FleetSimulation, console: Console) -> None:
+    """The verdict first; then the table; then the checks."""
+    evidence = found.evidence()
+    if found.saturated:
+        verdict = (
+            "SATURATED: offered load is above capacity and the queue grows; latencies below depend on how long it ran"
+        )
+    elif evidence.meets:
+        verdict = "Every target holds"
+    else:
+        workload, target, value_s, limit_s = evidence.binding
+        verdict = f"Misses its targets: {workload} {target} is {value_s * 1e3:,.0f} ms against {limit_s * 1e3:,.0f} ms"
+    console.print(
+        f"{verdict}. {found.servers} servers, {found.configuration.label}, {found.multiplier:g} × the demand, "
+        f"{len(found.runs)} replications.",
+        style="bold",
+        highlight=False,
+    )
+    table = Table()
+    columns = "workload|judged|attainment (95 %)|target|TTFT p50|p99|TPOT p50|p99|ITL p99|E2E p99|stall|goodput tok/s"
+    for column in columns.split("|"):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+    for name in evidence.names:
+        rows = [s.workload(name) for s in found.scores]
+        attained = evidence.attainment[name]
+        undecided = "" if all(r.decidable for r in rows) and evidence.steady else " undecided"
+
+        def ms(metric: str, index: int, rows: list[Any] = rows) -> str:
+            value = float(np.mean([r.percentiles_s[metric][index] for r in rows])) * 1e3
+            return "-" if np.isnan(value) else f"{value:,.0f}" if np.isfinite(value) else "never"
+
+        stall = max(r.longest_stall_s for r in rows) * 1e3
+        table.add_row(
+            name,
+            f"{evidence.judged[name]:,}",
+            f"{attained.value:.4f} ({attained.low:.4f}-{attained.high:.4f}){undecided}",
+            f"{rows[0].target_attainment:g}",
+            ms("ttft", 0),
+            ms("ttft", 3),
+            ms("tpot", 0),
+            ms("tpot", 3),
+            ms("itl", 3),
+            ms("e2e", 3),
+            "-" if np.isnan(stall) else f"{stall:,.0f}",
+            f"{np.mean([r.goodput_tokens_per_s for r in rows]):,.0f}",
+        )
+    console.print(table)
+    share = found.utilization()
+    flight, product = found.little()
+    console.print(
+        "Times in ms. Conservation of requests, tokens, gaps and KV blocks, and Little's identity to 1e-9: "
+        "held in every run.\n"
+        f"Little: {flight:,.1f} in flight on average; rate × mean time {product:,.1f}.\n"
+        f"Replica time: prefill {share['prefill']:.1%}, decode {share['decode']:.1%}, idle {share['idle']:.1%}. "
+        f"Preemptions: {sum(s.preemptions for s in found.scores):,}.",
+        highlight=False,
+    )

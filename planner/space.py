@@ -1,0 +1,79 @@
+"""The search space: every combination of the values a scenario lists, on every node type and precision it names.
+
+Without `search:` a default grid is used: the tensor-parallel degrees that were measured, and the two batch limits in
+steps of about 1.5. Changing the KV cache's type changes answers, so it is searched only when asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from hardware_profiles.model import ModelCard, precision_name
+from hardware_profiles.node import Node
+from hardware_profiles.profile import HardwareProfile, list_profiles, load_profile
+from planner.feasibility import Platform
+from simulator.flags import FlagValue
+from simulator.scenario import LoadedScenario, Scenario
+from simulator.traffic import ClosedTraffic
+
+__all__ = ["combinations", "find_platforms", "refuse_closed_loops"]
+
+DEFAULT_MAX_NUM_SEQS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+DEFAULT_MAX_NUM_BATCHED_TOKENS = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
+
+
+def find_platforms(loaded: LoadedScenario, card: ModelCard, nodes: tuple[Node, ...]) -> tuple[Platform, ...]:
+    """Every (node, precision) of the scenario with its profile; a pair that was never measured is an `InputError`."""
+    platforms: list[Platform] = []
+    for index, node in enumerate(nodes):
+        for word in loaded.scenario.precision or (card.native_precision,):
+            precision = precision_name(word)
+            profile = _profile_for(node.name, card, precision)
+            if profile is None:
+                problem = (
+                    f"no vLLM profile of {card.name} in {precision} on {node.name} is shipped; there are "
+                    f"{', '.join(list_profiles())}; fit one with `goodfleet profile fit`, or change model or hardware"
+                )
+                raise loaded.error(problem, ("hardware", index))
+            platforms.append(Platform(node=node, card=card, precision=precision, profile=profile))
+    return tuple(platforms)
+
+
+def _profile_for(node: str, card: ModelCard, precision: str) -> HardwareProfile | None:
+    """The plain vLLM profile of this model, or of another model of the same shape that says it serves this one."""
+    for name in list_profiles():
+        if not name.startswith(f"{node}/") or not name.endswith("-vllm"):
+            continue
+        profile = load_profile(name)
+        if profile.precision == precision and card.name in (profile.model, *profile.serves):
+            return profile
+    return None
+
+
+def combinations(scenario: Scenario, platform: Platform) -> Iterator[dict[str, FlagValue]]:
+    """The flags of every combination on one platform, fixed flags included."""
+    fixed = scenario.engine.given()
+    lists = dict(scenario.search.lists()) if scenario.search is not None else {}
+    if not lists:
+        lists = {
+            "tensor_parallel_size": tuple(platform.profile.tensor_parallel),
+            "max_num_seqs": DEFAULT_MAX_NUM_SEQS,
+            "max_num_batched_tokens": DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        }
+        lists = {name: values for name, values in lists.items() if name not in fixed}
+    elif "tensor_parallel_size" not in lists and "tensor_parallel_size" not in fixed:
+        lists = {"tensor_parallel_size": tuple(platform.profile.tensor_parallel), **lists}
+    for values in itertools.product(*lists.values()):
+        yield {**fixed, **dict(zip(lists, values, strict=True))}
+
+
+def refuse_closed_loops(loaded: LoadedScenario) -> None:
+    """A closed loop slows down with the server, so no fleet size follows from it."""
+    for name, workload in loaded.scenario.workloads.items():
+        if isinstance(workload.traffic, ClosedTraffic):
+            problem = (
+                "a closed loop has no rate, so no number of servers follows from it; "
+                "give `traffic: {rate_rps: …}`, or use `goodfleet simulate`"
+            )
+            raise loaded.error(problem, ("workloads", name, "traffic", "concurrency"))

@@ -1,0 +1,85 @@
+"""The plan in the terminal: the answer first, then what it rests on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from planner.plan_file import Plan
+
+__all__ = ["answer_sentence", "print_plan"]
+
+
+def answer_sentence(plan: Plan) -> str:
+    """The whole answer in one sentence."""
+    best = plan.best
+    if best is None:
+        miss = plan.nearest_miss
+        assert miss is not None
+        where = f" on {miss.servers} servers" if miss.servers is not None else ""
+        reached = f": {miss.value:,.0f} ms against {miss.limit:,.0f} ms" if miss.value and miss.limit else ""
+        what = f"{miss.workload} {miss.target}" if miss.workload else miss.target
+        return f"Nothing meets the targets. Nearest: {miss.label}{where}; {what} binds{reached}."
+    probability = best.probability_of_meeting_targets
+    return (
+        f"{best.servers} servers ({best.label}) at USD {best.cost_usd_per_month:,.2f} in the first month meet every "
+        f"target at {plan.load:g} times the demand with probability {probability:.2f}; not validated on hardware."
+    )
+
+
+def print_plan(plan: Plan, folder: Path, console: Console) -> None:
+    """Print the summary; the report has the rest."""
+    console.print(Text(answer_sentence(plan), style="bold"))
+    for note in plan.notes:
+        console.print(f"- {note}", highlight=False)
+    best = plan.best
+    if best is not None:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in best.servers_by_reason.items())
+        console.print(f"Servers: {reasons}. With one fewer: {best.one_server_fewer}.", highlight=False)
+        if best.usd_per_million_output_tokens is not None and best.usd_per_million_good_tokens is not None:
+            console.print(
+                f"USD {best.usd_per_million_output_tokens:.4f} per million output tokens, "
+                f"{best.usd_per_million_good_tokens:.4f} per million good tokens (at the demand, all month).",
+                highlight=False,
+            )
+        if plan.baseline is not None:
+            base = plan.baseline
+            saving = (
+                f"; the plan saves USD {base.saving_usd_per_month:,.2f} a month" if base.saving_usd_per_month else ""
+            )
+            servers = f"{base.servers} servers" if base.servers is not None else base.note
+            console.print(f"Baseline {base.label}: {servers}{saving}.", highlight=False)
+        console.print(_workloads(plan))
+    else:
+        assert plan.nearest_miss is not None
+        for change in plan.nearest_miss.what_would_have_to_change:
+            console.print(f"What would have to change: {change}.", highlight=False)
+    spent = plan.screened
+    console.print(
+        f"{spent.configurations:,} configurations, {spent.feasible:,} can run, {spent.simulated:,} simulated "
+        f"({spent.simulated_requests:,} requests, {spent.engine_steps:,} engine steps) in {spent.wall_s:.1f} s: "
+        f"{spent.simulated_requests / max(spent.cpu_s, 1e-9):,.0f} requests per CPU-second.",
+        highlight=False,
+    )
+    console.print(f"Open {folder / 'plan.html'}; confirm {folder / 'shortlist'} on hardware.", highlight=False)
+
+
+def _workloads(plan: Plan) -> Table:
+    assert plan.best is not None
+    table = Table(title=f"At {plan.load:g} × the demand, spare servers out", title_justify="left")
+    for column in ("workload", "requests/s", "attainment (95 %)", "target", "TTFT p99 ms", "TPOT p99 ms", "ITL p99 ms"):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+    for name, row in plan.best.workloads.items():
+        attained = row.attainment
+        decided = "" if row.decided else " undecided"
+        table.add_row(
+            name,
+            f"{row.rate_rps:,.1f}",
+            f"{attained.value:.4f} ({attained.low:.4f}-{attained.high:.4f}){decided}",
+            f"{row.target_attainment:g}",
+            *(f"{v:,.0f}" if v is not None else "-" for v in (row.ttft_p99_ms, row.tpot_p99_ms, row.itl_p99_ms)),
+        )
+    return table
