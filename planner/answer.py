@@ -45,6 +45,8 @@ class Findings:
     """All ranked configurations that need no more than the allowed servers, cheapest first."""
     best: Confirmed | None
     confirmed: tuple[Confirmed, ...]
+    simulated: int
+    """Configurations of the space that ran at token level."""
     baseline: Option | Rejection | FleetEvidence | None
     """An option when it can meet the targets; evidence at the limit when it cannot; a rejection when it cannot run."""
     baseline_configuration: Configuration | None
@@ -86,6 +88,7 @@ def find_answer(question: Question) -> Findings:
             confirmed.append(found)
     best = min(confirmed, key=lambda c: order(c.option), default=None)
     nearest = nearest_miss(question, funnels) if best is None and funnels else None
+    simulated = len(question.screen.simulated)
     baseline, baseline_configuration = size_baseline(question)
     return Findings(
         question=question,
@@ -96,6 +99,7 @@ def find_answer(question: Question) -> Findings:
         options=tuple(options),
         best=best,
         confirmed=tuple(confirmed),
+        simulated=simulated,
         baseline=baseline,
         baseline_configuration=baseline_configuration,
         nearest=nearest,

@@ -35,6 +35,12 @@ Servers = Annotated[int, typer.Option(help="Servers that carry the traffic.", mi
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
+def console() -> Console:
+    """Standard output; 120 columns when it is piped, so that tables do not wrap."""
+    found = Console()
+    return found if found.is_terminal else Console(width=120)
+
+
 def interruptible(function: Function) -> Function:
     """Ctrl-C ends a command with exit code 130 and one line."""
 
@@ -94,7 +100,7 @@ def plan(
     if as_json:
         typer.echo((folder / "plan.json").read_text(encoding="utf-8"), nl=False)
     elif not quiet:
-        print_plan(answer, folder, Console())
+        print_plan(answer, folder, console())
     if answer.status == "nothing_meets_targets":
         raise typer.Exit(NOTHING_MEETS)
 
@@ -148,7 +154,7 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
     else:
-        print_simulation(found, Console())
+        print_simulation(found, console())
     if requests_out is not None:
         requests_out.parent.mkdir(parents=True, exist_ok=True)
         write_log(found.runs[0].log, requests_out)
@@ -177,7 +183,7 @@ def profile_show(name: Annotated[str, typer.Argument(help="Name, prefix, or file
     """
     from planner.profile_view import print_profile
 
-    print_profile(name, Console())
+    print_profile(name, console())
 
 
 @profile.command("fit")
@@ -221,8 +227,20 @@ def recipe_export(
 
 
 @commands.command()
-def schema() -> None:
-    """Print the JSON Schema of a scenario, for editors."""
-    from simulator.scenario import Scenario as Model
+def schema(
+    of: Annotated[str, typer.Argument(help="scenario, plan or recipe.")] = "scenario",
+) -> None:
+    """Print the JSON Schema of a scenario (for editors), of plan.json or of a recipe.
 
-    typer.echo(json.dumps(Model.model_json_schema(), indent=1))
+    Example: goodfleet schema > scenario.schema.json
+    """
+    from pydantic import BaseModel
+
+    from planner.plan_file import Plan
+    from planner.recipe import Recipe
+    from simulator.scenario import Scenario as ScenarioFile
+
+    known: dict[str, type[BaseModel]] = {"scenario": ScenarioFile, "plan": Plan, "recipe": Recipe}
+    if of not in known:
+        raise InputError(f"there is no schema of {of!r}; choose one of {', '.join(known)}")
+    typer.echo(json.dumps(known[of].model_json_schema(), indent=1))

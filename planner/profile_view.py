@@ -47,10 +47,11 @@ def print_profile(name: str, console: Console) -> None:
     console.print(rates)
     _print_errors(profile, console)
     _print_residuals(profile, console)
-    low, high = profile.measured.concurrency
+    measured = profile.measured
     console.print(
-        f"Measured at TP {', '.join(map(str, profile.measured.tensor_parallel_size))}, {low}-{high} requests in flight, "
-        f"ISL {profile.measured.isl[0]}-{profile.measured.isl[1]}, OSL {profile.measured.osl[0]}-{profile.measured.osl[1]}; "
+        f"Measured at TP {', '.join(map(str, measured.tensor_parallel_size))}, {measured.concurrency[0]}-"
+        f"{measured.concurrency[1]} requests in flight, ISL {measured.isl[0]}-{measured.isl[1]}, "
+        f"OSL {measured.osl[0]}-{measured.osl[1]}; "
         "outside, results say extrapolated.",
         highlight=False,
     )

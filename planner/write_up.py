@@ -14,7 +14,7 @@ from hardware_profiles.profile import HardwareProfile
 from planner.answer import Findings, find_answer
 from planner.confirm import SAME_CAPACITY, Confirmed
 from planner.cost import fleet_cost_per_hour, monthly_cost_usd, per_million_tokens
-from planner.feasibility import Configuration, Rejection
+from planner.feasibility import Rejection
 from planner.plan_file import (
     Baseline,
     Best,
@@ -29,6 +29,7 @@ from planner.plan_file import (
     WorkloadAnswer,
 )
 from planner.question import Option, Progress, Question, make_question
+from planner.recipe import shortlisted
 from planner.search import Ranked
 from planner.sizing import FleetEvidence, Interval
 from simulator.scenario import LoadedScenario
@@ -37,7 +38,6 @@ __all__ = ["VLLM_VERSION", "make_plan"]
 
 VLLM_VERSION = "0.32.0"
 """The release whose scheduler and defaults the simulator follows."""
-SHORTLIST = 5
 
 
 def make_plan(loaded: LoadedScenario, progress: Progress | None = None) -> Plan:
@@ -55,6 +55,7 @@ def write_up(findings: Findings) -> Plan:
     scenario = question.loaded.scenario
     chosen = best.option.configuration if best is not None else None
     price = question.price(chosen) if chosen is not None else next(iter(question.prices.values()))
+    candidates = tuple(_candidate(question, o, best, tied) for o in _best_first(findings))
     return Plan(
         goodfleet_version=_own_version(),
         vllm_version=VLLM_VERSION,
@@ -84,7 +85,7 @@ def write_up(findings: Findings) -> Plan:
             feasible=findings.feasible,
             pruned_by_bound=sum(f.pruned_by_bound for f in findings.funnels),
             pruned_by_run=sum(f.pruned_by_run for f in findings.funnels),
-            simulated=len(question.screen.simulated),
+            simulated=findings.simulated,
             candidates=len(findings.options),
             confirmed=len(findings.confirmed),
             simulations=spent.simulations,
@@ -98,25 +99,15 @@ def write_up(findings: Findings) -> Plan:
         tied=tuple(o.configuration.label for o in tied),
         nearest_miss=_nearest(findings),
         baseline=_baseline(findings),
-        candidates=tuple(_candidate(question, o, best, tied) for o in _best_first(findings)),
+        candidates=candidates,
         rejections=tuple(
             RejectionRow(
                 node=r.node, precision=r.precision, engine=dict(r.engine), constraint=r.constraint, detail=r.detail
             )
             for r in findings.rejections
         ),
-        shortlist=tuple(f"shortlist/{i:02d}.yaml" for i in range(1, len(shortlist(findings)) + 1)),
+        shortlist=tuple(f"shortlist/{i:02d}.yaml" for i in range(1, len(shortlisted(candidates)) + 1)),
     )
-
-
-def shortlist(findings: Findings) -> list[Configuration]:
-    """What the engineer should confirm on hardware: the best, its ties, then the next with fleet evidence."""
-    if findings.best is None:
-        return []
-    tied = [o for o in _tied(findings) if o.sized is not None]
-    rest = [o for o in findings.options if o.sized is not None and o not in tied]
-    chosen = [findings.best.option.configuration, *(o.configuration for o in [*tied, *rest])]
-    return list(dict.fromkeys(chosen))[:SHORTLIST]
 
 
 def _own_version() -> str:

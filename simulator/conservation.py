@@ -1,4 +1,5 @@
-"""What must hold in every run, whatever the load: requests, tokens and KV blocks are conserved, and Little's identity.
+"""What must hold in every run, whatever the load: requests, tokens, token gaps and KV blocks are conserved, and
+Little's identity.
 
 The identity is not an approximation. The engine integrates the number of requests it holds while it runs; the log sums
 how long each request was there. Both are the same quantity counted twice, so they agree to rounding (1e-9), in any run,
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.log import RequestLog
+from simulator.log import STATUSES, RequestLog
 from simulator.tables import (
     COMPUTED,
     DECODE,
+    IN_WINDOW,
     NEXT_REQUEST,
+    OUTSTANDING,
     PENDING_TOKENS,
     PREFILL,
     REPLICA,
@@ -36,10 +39,16 @@ def check_conservation(log: RequestLog, *, num_blocks: int, request_overhead_s: 
     times = log.replica_times
     assert times is not None
     arrived = int(world.totals[NEXT_REQUEST])
-    if len(log) != arrived or np.bincount(log.status, minlength=4).sum() != arrived:
+    if len(log) != arrived:
         raise ConservationError(f"{arrived} requests arrived, {len(log)} are in the log")
-    finished = log.status == 0
-    entered = log.status != 2
+    finished, failed, rejected, unfinished = (log.status == index for index in range(len(STATUSES)))
+    ends = [int(rows.sum()) for rows in (finished, failed, rejected, unfinished)]
+    if sum(ends) != arrived:
+        raise ConservationError(f"{arrived} requests arrived, {sum(ends)} have a known status")
+    held_requests = int(world.ints[:, OUTSTANDING].sum())
+    if held_requests != ends[3]:
+        raise ConservationError(f"the replicas hold {held_requests} requests, the log has {ends[3]} unfinished ones")
+    entered = ~rejected
 
     ri = world.ri[:arrived]
     replica = world.ints[ri[:, REPLICA]]
@@ -57,6 +66,12 @@ def check_conservation(log: RequestLog, *, num_blocks: int, request_overhead_s: 
         raise ConservationError(f"{int(times.kv_blocks_held.sum())} KV blocks are taken, the requests hold {held}")
     if bool((times.kv_blocks_held < 0).any()) or bool((times.kv_blocks_held > num_blocks).any()):
         raise ConservationError("a replica holds more KV blocks than it has, or fewer than none")
+
+    gaps = int(np.maximum(log.output_tokens[log.phase == IN_WINDOW] - 1, 0).sum())
+    if int(log.itl_counts.sum()) != gaps:
+        raise ConservationError(
+            f"{int(log.itl_counts.sum())} token gaps were counted, the window's answers have {gaps}"
+        )
 
     left_s = np.where(finished, log.finish_s, log.end_s)[entered]
     stayed_s = float((left_s - (log.arrival_s[entered] + request_overhead_s)).sum())

@@ -485,9 +485,9 @@ def run_kernel(world, until_s):
                 )
         if closed and moved:
             continue
-        if not closed and totals[WINDOW_REQUESTS] > 0 and totals[WINDOW_LEFT] == 0 and arrival < np.inf:
-            totals[STOPPED] = 1
-            return
         if arrival > until_s or arrival == np.inf:
+            return
+        if not closed and totals[WINDOW_REQUESTS] > 0 and totals[WINDOW_LEFT] == 0:
+            totals[STOPPED] = 1
             return
         _take_arrival(arrival, engine, ri, ints, floats, totals)

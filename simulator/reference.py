@@ -102,6 +102,8 @@ class Replica:
             step_s = self.duration_s(scheduled)
             yield from wait_until(env, env.now + step_s)
             yield env.timeout(0)  # requests that arrive at this very moment come first
+            if self.fleet.stopped:
+                return
             self.finish_step(scheduled, step_s)
 
     def step(self) -> list[tuple[Sequence, int]]:

@@ -209,7 +209,7 @@ def _window_span(window: Window, stream: RequestStream, end_s: float) -> tuple[f
     """The judged stretch of time: as asked, or the whole run."""
     if np.isfinite(window.start_s) and np.isfinite(window.end_s):
         return window.start_s, window.end_s
-    span_s = stream.span_s if np.isfinite(stream.span_s) else end_s
+    span_s = stream.span_s if stream.span_s > 0 else end_s  # not so in a closed loop (NaN) and in a burst at 0
     return 0.0, max(span_s, end_s) if stream.concurrency is not None else span_s
 
 
@@ -251,7 +251,9 @@ def _play_reference(
     fleet.run()
     arrived = sequences[: fleet.arrived]
     finish_s = np.array([s.finish_s for s in arrived])
-    end_s = sequences[fleet.arrived].arrival_s if fleet.stopped else float(np.nanmax(finish_s))
+    ended_s = finish_s[~np.isnan(finish_s)]
+    last_s = float(ended_s.max()) if len(ended_s) else arrived[-1].arrival_s
+    end_s = sequences[fleet.arrived].arrival_s if fleet.stopped else last_s
     engine_arrival_s = np.array([s.arrival_s for s in arrived])
     sent_s = engine_arrival_s - model.request_overhead_s if closed else stream.arrival_s[: len(arrived)]
     return RequestLog(

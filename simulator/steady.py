@@ -26,6 +26,8 @@ __all__ = ["EndToEnd", "Replicas", "SteadyRun", "end_to_end", "steady_run"]
 
 PILOT_REQUESTS = 20_000
 """A first attempt without a guess is at most this long: it only has to give one."""
+HOPELESS = 0.2
+"""A run whose system kept this share of its arrivals is saturated whatever its length: no longer one is tried."""
 ATTEMPTS = 4
 
 
@@ -119,7 +121,8 @@ def steady_run(
         stay = end_to_end(log)
         fits = warmup_s >= 3 * stay.p95_s and window_s >= 20 * stay.mean_s and window_s >= deciding_s / 1.1
         steady = fits and certify and result.window_complete and not result.saturated
-        if steady or (limit == max_requests and (shrink < 1.0 or result.saturated or not certify)):
+        hopeless = result.saturated and result.growth_fraction > HOPELESS
+        if steady or hopeless or (limit == max_requests and (shrink < 1.0 or result.saturated or not certify)):
             break
         limit = max_requests
     return SteadyRun(

@@ -155,6 +155,12 @@ def make_world(
     """Fresh tables for N requests on idle replicas. `released` of them have a known arrival."""
     n = len(prompt_tokens)
     seqs = int(engine[MAX_NUM_SEQS])
+    budget = int(engine[MAX_NUM_BATCHED_TOKENS])  # compiled code reads beyond the end of an array without a word
+    if budget >= len(mixed_s) or seqs >= len(decode_s) or budget < seqs:
+        raise ValueError(
+            f"max_num_seqs {seqs} must not exceed max_num_batched_tokens {budget}, and the step times must reach both; "
+            f"they reach {len(decode_s) - 1} and {len(mixed_s) - 1} tokens"
+        )
     ri = np.zeros((n, REQUEST_INTS), dtype=np.int64)
     ri[:, PROMPT] = prompt_tokens
     ri[:, OUTPUT] = output_tokens

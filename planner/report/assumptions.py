@@ -1,0 +1,102 @@
+"""What the answer rests on, each point marked measured, simulated, extrapolated, assumed or given, with its source."""
+
+from __future__ import annotations
+
+import yaml
+
+from planner.plan_file import Plan, ProfileUsed, plan_sha256
+from planner.report.figures import figure
+from planner.report.layout import facts, known, section, table
+from planner.report.markup import Html, el, join, prose
+
+__all__ = ["assumptions", "repeat"]
+
+NOT_MODELLED = "Prefix caching, speculative decoding, failures and restarts of servers are not modelled."
+
+
+def assumptions(plan: Plan) -> Html:
+    """Everything that would change the answer if it were wrong."""
+    rows: list[tuple[str, ...]] = [
+        (known("given"), "Rates, lengths and targets", f"the scenario, {plan.scenario_path}"),
+        (known("assumed"), "The rates hold all day and all month.", "no daily pattern is given"),
+        (known("assumed"), NOT_MODELLED, "a warm prefix cache would need less"),
+        (known("assumed"), f"The scheduler is that of vLLM {plan.vllm_version}.", "its source, followed step by step"),
+    ]
+    if plan.best is not None:
+        figures = "Latencies, attainment, number of servers and their probability"
+        rows.append((known(plan.best.how_known), figures, "full runs with independent replications"))
+    for note in plan.notes:
+        if note.startswith("Extrapolated"):
+            rows.append((known("extrapolated"), prose(note), "outside what the profile was measured for"))
+    for name, profile in plan.profiles.items():
+        rows += _profile_rows(name, profile, chosen=name == plan.profile)
+    price = plan.price
+    amount = f"{price['currency']} {price['price']} {price['unit'].replace('_', ' ')}"
+    rows.append((known("given"), f"The price: {amount}, listed {price['date']}", prose(price["source"])))
+    marks = {"measured", "simulated", "extrapolated", "assumed", "given"}
+    legend = f"Marks: {', '.join(sorted(marks))}. The memory ledger has its own."
+    head = ("known", "what", "source")
+    return section(
+        "assumptions",
+        "What the answer rests on",
+        table("Assumptions with sources", head, rows, kind="stack sources"),
+        el("p", legend),
+    )
+
+
+def _profile_rows(name: str, profile: ProfileUsed, *, chosen: bool) -> list[tuple[str, ...]]:
+    """Step times: what was measured, how well the fit repeats it, what it is silent about."""
+    how = "assumed" if profile.tier == "assumed" else "measured"
+    errors: list[str] = []
+    for metric, median in profile.median_error.items():
+        errors += [", " if errors else "; median error ", f"{metric} ", figure("error", median)]
+    ranges = ", ".join(f"{key} {_range(value)}" for key, value in profile.measured.items())
+    what = join(
+        f"Step times: {name}{' (of the answer)' if chosen else ''}, {profile.tier}, vLLM version: ",
+        f"{profile.engine_version}, as of {profile.as_of}; measured at {ranges}; its own error, drawn in the ",
+        "probability: ",
+        figure("error", profile.residual_sd),
+        *errors,
+    )
+    sources = [join(el("br") if index else None, prose(text)) for index, text in enumerate(profile.sources)]
+    rows: list[tuple[str, ...]] = [(known(how), what, join(*sources))]
+    rows += [(known("assumed"), prose(caveat), f"caveat of {name}") for caveat in profile.caveats]
+    return rows
+
+
+def _range(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "-".join(str(v) for v in value) if len(value) == 2 else "/".join(str(v) for v in value)
+    return str(value)
+
+
+def repeat(plan: Plan) -> Html:
+    """How to get the same plan again."""
+    seen = plan.screened
+    name = plan.scenario_path.removesuffix(".yaml").removesuffix(".yml")
+    command = f"goodfleet plan {plan.scenario_path} --out out/{name}"
+    scenario = yaml.safe_dump(plan.scenario, sort_keys=False, allow_unicode=True, default_flow_style=None, width=90)
+    effort = join(
+        figure("count", seen.simulations), " simulations with ", figure("count", seen.simulated_requests),
+        " requests and ", figure("count", seen.engine_steps), " engine steps in ", figure("seconds", seen.wall_s),
+        " (", figure("seconds", seen.cpu_s), " of CPU)",
+    )  # fmt: skip
+    recipes = join(*(join(" " if i else None, el("code", file)) for i, file in enumerate(plan.shortlist)))
+    return section(
+        "repeat",
+        "The same scenario and seed give the same plan",
+        el("pre", el("code", command)),
+        facts(
+            ("Scenario", join(f"{plan.scenario_path}, sha256 ", el("code", plan.scenario_sha256))),
+            ("Plan", join("plan.json, sha256 without recorded times ", el("code", plan_sha256(plan)))),
+            ("Seed", join(el("code", str(plan.seed)))),
+            ("As of", plan.as_of),
+            ("Versions", f"goodfleet {plan.goodfleet_version}, scheduler of vLLM {plan.vllm_version}"),
+            ("Profile", ", ".join(plan.profiles)),
+            ("Recipes", join(recipes, "; for vLLM: ", el("code", f"goodfleet recipe export {plan.shortlist[0]}")))
+            if plan.shortlist
+            else ("Recipes", "none: nothing meets the targets"),
+            ("Effort", effort),
+        ),
+        el("details", el("summary", "The scenario as it was understood"), el("pre", el("code", scenario))),
+    )

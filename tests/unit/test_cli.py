@@ -1,0 +1,206 @@
+"""What a person at a terminal gets: one message and exit code 2 for a mistake, 3 when nothing meets, else 0."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simulator.log import LOG_COLUMNS
+from tests.conftest import SMALL_SCENARIO
+from validator.cli import app
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def goodfleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The console script, in this process (a new one takes seconds to import numba)."""
+
+    def run(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["goodfleet", *map(str, arguments)])
+        monkeypatch.chdir(ROOT)
+        code = 0
+        try:
+            app()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
+
+    return run
+
+
+Run = Callable[..., Done]
+
+
+def write(folder: Path, text: str, name: str = "my.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+MISTAKES = {
+    "an unknown key": ("ttft_ms: 400", "ttft_msec: 400", "ttft_msec", "ttft_ms"),
+    "a negative rate": ("rate_rps: 40", "rate_rps: -40", "rate_rps", "-40"),
+    "a rate that is not a number": ("rate_rps: 40", "rate_rps: .nan", "rate_rps", "nan"),
+    "an unknown model": ("model: gpt-oss-120b", "model: gpt-oss-121b", "model", "gpt-oss-120b"),
+    "a TP that does not divide the heads": (
+        "baseline: {tensor_parallel_size: 8}",
+        "baseline: {tensor_parallel_size: 7}",
+        "tensor_parallel_size",
+        "7",
+    ),
+    "lengths above max_model_len": ("isl: 300", "isl: 9000", "labels.isl", "max_model_len"),
+    "a target of zero": ("ttft_ms: 400", "ttft_ms: 0", "ttft_ms", "0"),
+    "batched tokens below the sequences": (
+        "baseline: {tensor_parallel_size: 8}",
+        "baseline: {tensor_parallel_size: 8, max_num_seqs: 512, max_num_batched_tokens: 256}",
+        "max_num_batched_tokens",
+        "512",
+    ),
+    "an unknown node": ("hardware: [mi355x]", "hardware: [mi356x]", "hardware", "mi355x"),
+    "a machine that was never measured": ("hardware: [mi355x]", "hardware: [h100]", "hardware", "profile"),
+    "an unknown precision": ("hardware: [mi355x]", "precision: int3\nhardware: [mi355x]", "precision", "mxfp4"),
+    "a term that the price book lacks": ("start: 2027-01", "term: reserved_7y", "reserved_7y", "on_demand"),
+    "a closed loop": ("{rate_rps: 40}", "{concurrency: 4}", "concurrency", "closed loop"),
+    "no workloads": (SMALL_SCENARIO[SMALL_SCENARIO.index("workloads:") : SMALL_SCENARIO.index("baseline:")],
+                     "workloads: {}\n", "workloads", "no workloads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_message_with_file_line_and_key_and_exit_code_2(
+    goodfleet: Run, mistake: str, tmp_path: Path
+) -> None:
+    old, new, key, said = MISTAKES[mistake]
+    assert old in SMALL_SCENARIO
+    path = write(tmp_path, SMALL_SCENARIO.replace(old, new))
+    done = goodfleet("plan", path, "--out", tmp_path / "out")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert key in done.stderr and said in done.stderr
+    if mistake != "a term that the price book lacks":
+        assert "my.yaml:" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_duplicate_key_is_refused_with_both_lines(goodfleet: Run, tmp_path: Path) -> None:
+    path = write(tmp_path, SMALL_SCENARIO + "seed: 2\n")
+    done = goodfleet("plan", path)
+    assert done.returncode == 2
+    lines = [i for i, line in enumerate(path.read_text().splitlines(), 1) if line.startswith("seed:")]
+    assert all(str(line) in done.stderr for line in lines)
+
+
+def test_a_broken_line_of_a_trace_is_named(goodfleet: Run, tmp_path: Path) -> None:
+    (tmp_path / "calls.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0.0,10,5\n1.0,ten,5\n")
+    text = SMALL_SCENARIO.replace("traffic: {rate_rps: 40}", "traffic: {trace: calls.csv}")
+    text = text.replace("    isl: {mean: 400, cv: 0.5}\n    osl: {mean: 120, cv: 0.5}\n", "")
+    done = goodfleet("plan", write(tmp_path, text))
+    assert done.returncode == 2
+    assert "calls.csv:3" in done.stderr and "ten" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "absent.yaml"), "absent.yaml"),
+        (("profile", "show", "mi355x/nothing"), "shipped"),
+        (("recipe", "export", "absent.yaml"), "absent.yaml"),
+        (("simulate", "examples/four-workloads.yaml", "--servers", "0"), "servers"),
+        (("simulate", "examples/four-workloads.yaml", "--servers", "1", "--requests-out", "x.txt"), ".parquet"),
+        (("plan",), "SCENARIO"),
+    ],
+)
+def test_other_mistakes_exit_2_without_a_traceback(goodfleet: Run, arguments: tuple[str, ...], said: str) -> None:
+    done = goodfleet(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert said.lower() in done.stderr.lower()
+
+
+def test_a_plan_writes_its_folder_and_a_recipe_can_be_exported(
+    goodfleet: Run, small_scenario: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = goodfleet("plan", small_scenario, "--out", out)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((out / "plan.json").read_text())
+    assert f"{plan['best']['servers']} servers" in done.stdout
+    assert (out / "plan.html").read_text().startswith("<!doctype html>")
+    rows = pd.read_csv(out / "candidates.csv")
+    assert len(rows) == len(plan["candidates"])
+    assert [f"shortlist/{p.name}" for p in sorted((out / "shortlist").glob("*.yaml"))] == plan["shortlist"]
+    exported = goodfleet("recipe", "export", out / "shortlist" / "01.yaml")
+    assert exported.returncode == 0, exported.stderr
+    assert f"max-num-seqs: {plan['best']['engine']['max_num_seqs']}" in exported.stdout
+
+
+def test_nothing_meets_the_targets_is_exit_code_3_with_the_binding_target(goodfleet: Run, tmp_path: Path) -> None:
+    path = write(tmp_path, SMALL_SCENARIO.replace("ttft_ms: 400", "ttft_ms: 1"))
+    done = goodfleet("plan", path, "--out", tmp_path / "out")
+    assert done.returncode == 3, done.stderr
+    assert "Nothing meets the targets" in done.stdout and "chat ttft_ms" in done.stdout
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["best"] is None
+
+
+def test_simulate_prints_the_checks_and_writes_the_log(goodfleet: Run, small_scenario: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.parquet"
+    done = goodfleet("simulate", small_scenario, "--servers", "1", "--replications", "2", "--requests-out", log)
+    assert done.returncode == 0, done.stderr
+    for word in ("Conservation", "Little", "prefill", "Preemptions", "chat", "labels"):
+        assert word in done.stdout
+    rows = pd.read_parquet(log)
+    assert tuple(rows.columns) == LOG_COLUMNS
+    assert set(rows["phase"]) == {"warmup", "window", "runout"}
+
+
+def test_offered_load_above_capacity_is_called_saturated(goodfleet: Run, small_scenario: Path) -> None:
+    done = goodfleet(
+        "simulate", small_scenario, "--servers", "1", "--replications", "2", "--multiplier", "40", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["saturated"] is True and found["meets"] is False
+
+
+def test_a_closed_loop_can_be_simulated(goodfleet: Run, tmp_path: Path) -> None:
+    text = SMALL_SCENARIO.replace("{rate_rps: 40}", "{concurrency: 4}")
+    text = text[: text.index("  labels:")] + text[text.index("baseline:") :]
+    done = goodfleet("simulate", write(tmp_path, text), "--servers", "1", "--replications", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["little"]["in_flight_mean"] <= 4.0 + 1e-6
+
+
+def test_capacity_answers_in_one_sentence(goodfleet: Run, small_scenario: Path) -> None:
+    done = goodfleet("capacity", small_scenario, "--servers", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["multiplier"] > 1 and found["binding"]
+
+
+def test_the_schema_is_json_and_knows_the_keys(goodfleet: Run) -> None:
+    done = goodfleet("schema")
+    schema = json.loads(done.stdout)
+    assert {"workloads", "hardware", "search", "fleet", "cost"} <= set(schema["properties"])
+
+
+def test_help_is_quick_because_heavy_modules_wait() -> None:
+    code = "import sys; sys.argv=['goodfleet','--help']\nfrom validator.cli import app\n"
+    code += "try: app()\nexcept SystemExit: pass\n"
+    code += "print(sorted(m for m in ('numpy','numba','scipy','pandas','optuna','simpy') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("[]")
