@@ -13,9 +13,9 @@ step costs a few additions. Finishes wait in a heap keyed by the count of steps;
 a sequence modulo the block size, so they are counted in `block_size` buckets; the longest stall of each request is read
 from a stack of falling step times when it ends.
 
-Left out until the issue that brings it: prefix caching, `long_prefill_token_threshold`, chunked prefill off,
-priorities, speculative decoding, late outputs under async scheduling, and the release of blocks behind a sliding
-window (the memory ledger reserves those blocks instead: `hardware_profiles.memory`).
+Left out until the issue that brings it: prefix caching, `long_prefill_token_threshold`, `watermark` (0 by default),
+chunked prefill off, priorities, speculative decoding, late outputs under async scheduling, and the release of blocks
+behind a sliding window (the memory ledger reserves those blocks instead: `hardware_profiles.memory`).
 
 Times are seconds on the engine's clock: a request enters the engine `request_overhead_s` after it was sent, and the
 caller shifts. Ties: a request that arrives exactly when a step ends is seen by the next step. All state is in
@@ -68,6 +68,7 @@ from simulator.tables import (
     PROMPT,
     QUIET,
     REJECTED,
+    RELEASE_DELAY_S,
     RELEASED,
     ROUTE_POINTER,
     ROUTING,
@@ -408,7 +409,7 @@ def _route(engine, ints, totals):
 
 
 @inlined
-def _take_arrival(now, engine, ri, ints, floats, totals):
+def _take_arrival(now, engine, coef, ri, rf, ints, floats, totals):
     """Route the next request, or refuse it when it could never fit (vLLM answers 400 to such a request)."""
     q = totals[NEXT_REQUEST]
     totals[NEXT_REQUEST] += 1
@@ -417,6 +418,9 @@ def _take_arrival(now, engine, ri, ints, floats, totals):
         ri[q, STATE] = REJECTED
         if ri[q, PHASE] == IN_WINDOW:
             totals[WINDOW_LEFT] -= 1
+        if engine[CLOSED_LOOP] == 1 and totals[RELEASED] < len(ri):  # its sender learns so at once and sends the next
+            rf[totals[RELEASED], ARRIVAL] = now + coef[RELEASE_DELAY_S]
+            totals[RELEASED] += 1
         return
     enqueue(_route(engine, ints, totals), q, now, ri, ints, floats)
 
@@ -490,4 +494,4 @@ def run_kernel(world, until_s):
         if not closed and totals[WINDOW_REQUESTS] > 0 and totals[WINDOW_LEFT] == 0:
             totals[STOPPED] = 1
             return
-        _take_arrival(arrival, engine, ri, ints, floats, totals)
+        _take_arrival(arrival, engine, coef, ri, rf, ints, floats, totals)

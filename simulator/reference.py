@@ -63,6 +63,15 @@ def wait_until(env: simpy.Environment, time_s: float) -> Generator[simpy.Event, 
         yield env.timeout(delay_s if env.now >= 0.5 * time_s else 0.5 * delay_s)
 
 
+class Turn(simpy.Event):
+    """At one moment arrivals come first, then the replicas in the order of their numbers."""
+
+    def __init__(self, env: simpy.Environment, number: int) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        env.schedule(self, priority=simpy.events.EventPriority(2 + number))
+
+
 def blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
@@ -96,14 +105,13 @@ class Replica:
                 self.wake = env.event()
                 yield self.wake
                 self.wake = None
+            yield Turn(env, self.number)
             scheduled = self.step()
             if not scheduled:  # everything was preempted: plan again, with an empty cache
                 continue
             step_s = self.duration_s(scheduled)
             yield from wait_until(env, env.now + step_s)
-            yield env.timeout(0)  # requests that arrive at this very moment come first
-            if self.fleet.stopped:
-                return
+            yield Turn(env, self.number)
             self.finish_step(scheduled, step_s)
 
     def step(self) -> list[tuple[Sequence, int]]:
@@ -280,6 +288,8 @@ class ReferenceFleet:
         if blocks(sequence.prompt_tokens + sequence.output_tokens, self.block_size) > self.num_blocks:
             sequence.rejected = True
             self.window_left -= sequence.phase == IN_WINDOW
+            if self.closed_loop:  # its sender learns so at once and sends the next
+                self.release_next(self.env.now)
             return
         self.route().enqueue(sequence)
 
@@ -295,14 +305,14 @@ class ReferenceFleet:
         for sequence in done:
             self.window_left -= sequence.phase == IN_WINDOW
         for _ in done if self.closed_loop else ():
-            if self.released < len(self.sequences):
-                sequence = self.sequences[self.released]
-                sequence.arrival_s = now_s + self.model.request_overhead_s
-                self.released += 1
-                if self.model.request_overhead_s == 0.0:
-                    self.arrive(sequence)
-                else:
-                    self.env.process(self.arrive_later(sequence))
+            self.release_next(now_s)
+
+    def release_next(self, now_s: float) -> None:
+        if self.released < len(self.sequences):
+            sequence = self.sequences[self.released]
+            sequence.arrival_s = now_s + self.model.request_overhead_s
+            self.released += 1
+            self.env.process(self.arrive_later(sequence))
 
     def arrive_later(self, sequence: Sequence) -> Generator[simpy.Event, None, None]:
         yield from wait_until(self.env, sequence.arrival_s)

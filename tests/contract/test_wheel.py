@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("hardware_profiles", "simulator", "planner", "validator")
 COMMANDS = {
     (): ("plan", "simulate", "capacity", "profile", "recipe", "schema"),
-    ("profile",): ("list", "show", "fit", "check"),
+    ("profile",): ("list", "show", "fit"),
     ("recipe",): ("export",),
 }
 
