@@ -7,7 +7,7 @@ error and never silently dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from hardware_profiles.memory import KvLedger, kv_ledger
 from hardware_profiles.model import ModelCard
@@ -51,12 +51,18 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """Short and readable: replicas x TP and the two batch limits."""
+        """Short and readable: replicas x TP, the two batch limits, and what else is not vLLM's default."""
         engine = self.engine
-        kv = "" if engine.kv_cache_dtype == "auto" else f", {engine.kv_cache_dtype} KV"
+        usual = {f.name: f.default for f in fields(EngineConfig)}
+        others = "".join(
+            f", {name} {value}"
+            for name, value in engine.flags().items()
+            if name in ("block_size", "gpu_memory_utilization", "kv_cache_dtype", "num_gpu_blocks_override")
+            and value != usual[name]
+        )
         return (
             f"{self.replicas_per_server} × TP{engine.tensor_parallel_size}, max_num_seqs {engine.max_num_seqs}, "
-            f"max_num_batched_tokens {engine.max_num_batched_tokens}{kv}"
+            f"max_num_batched_tokens {engine.max_num_batched_tokens}{others}"
         )
 
 

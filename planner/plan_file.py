@@ -106,7 +106,7 @@ class Candidate(_Part):
     tightest: str
     """Workload and target nearest to breaking."""
     ttft_p99_ms: float | None
-    """Of the slowest workload, at that load, from the rank run."""
+    """Largest among the workloads with such a target, at that load, from the rank run."""
     tpot_p99_ms: float | None
     evidence: Literal["rank run", "fleet", "confirmed"]
     """rank run: estimated from one replica; fleet: n meets and n-1 does not, 3 seeds; confirmed: full runs."""
@@ -206,6 +206,9 @@ class ProfileUsed(_Part):
     tier: str
     sources: tuple[str, ...]
     caveats: tuple[str, ...]
+    assumed_flags: dict[str, int | float | str | bool]
+    """Of the measured rows, which do not state theirs."""
+    kv_sensitivity: str
     measured: dict[str, Any]
     residual_sd: float
     median_error: dict[str, float]

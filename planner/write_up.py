@@ -161,7 +161,7 @@ def _notes(findings: Findings) -> tuple[str, ...]:
             notes.append(f"The price is {age} days old; ask for a quote.")
         if not best.at.steady:
             notes.append("Some confirmation runs were shorter than their own E2E asks; the attainment is undecided.")
-    notes.append("Simulated, not validated on hardware: confirm the shortlist with `goodfleet validate`.")
+        notes.append("Simulated, not validated on hardware: measure the shortlist on a real server before you buy.")
     notes.append("The rates of the scenario are taken to hold all day and all month.")
     return tuple(notes)
 
@@ -320,17 +320,22 @@ def _candidate(question: Question, option: Option, best: Confirmed | None, tied:
         cost_usd_per_month=float(option.cost_usd),
         load_per_server=round(option.ranked.load, 6),
         tightest=option.ranked.last.binding,
-        ttft_p99_ms=_worst_ms(option, "ttft"),
-        tpot_p99_ms=_worst_ms(option, "tpot"),
+        ttft_p99_ms=_worst_ms(question, option, "ttft"),
+        tpot_p99_ms=_worst_ms(question, option, "tpot"),
         evidence=evidence,
         tied=option in tied,
     )
 
 
-def _worst_ms(option: Option, metric: Literal["ttft", "tpot"]) -> float | None:
-    """p99 of the workload with the largest one, at the capacity the rank run found."""
-    values = [w.percentiles_s[metric][3] for w in option.ranked.last.score.workloads]
-    finite = [v for v in values if isfinite(v)]
+def _worst_ms(question: Question, option: Option, metric: Literal["ttft", "tpot"]) -> float | None:
+    """Largest p99 among the workloads that have a target on the metric, at the capacity the rank run found."""
+    promised = [
+        name
+        for name, targets in question.mix.targets.items()
+        if metric in targets.per_request_s or any(t.metric == metric for t in targets.percentiles)
+    ]
+    rows = [w for w in option.ranked.last.score.workloads if w.name in promised or not promised]
+    finite = [v for w in rows if isfinite(v := w.percentiles_s[metric][3])]
     return round(max(finite) * 1e3, 3) if finite else None
 
 
@@ -346,6 +351,8 @@ def _profile(profile: HardwareProfile) -> ProfileUsed:
         tier=profile.tier,
         sources=profile.sources,
         caveats=profile.caveats,
+        assumed_flags=dict(profile.assumed_flags),
+        kv_sensitivity=profile.kv_sensitivity,
         measured=profile.measured.model_dump(mode="json"),
         residual_sd=profile.residual_sd,
         median_error={metric: figures.median for metric, figures in in_sample.items()},

@@ -56,7 +56,7 @@ def _tiles(plan: Plan, best: Best) -> Html:
             figure("share", met), join("that every target holds, over ", draws), "good" if met >= 0.9 else "doubtful"
         ),
     ]
-    if base is not None and base.saving_usd_per_month is not None:
+    if base is not None and base.saving_usd_per_month:
         saved = base.saving_usd_per_month
         word = "less" if saved >= 0 else "more"
         tiles.append(_tile(figure("usd", abs(saved)), f"a month {word} than the baseline", "good" if saved > 0 else ""))
@@ -147,7 +147,9 @@ def saving(plan: Plan) -> Html | None:
     title = join("The baseline cannot be sized within these targets")
     if base.servers is not None:
         title = join("The baseline needs ", figure("servers", base.servers), " for the same load")
-    if base.saving_usd_per_month is not None:
+    if base.saving_usd_per_month == 0:
+        title = join(title, " and costs the same")
+    elif base.saving_usd_per_month is not None:
         word = "saves" if base.saving_usd_per_month >= 0 else "costs more by"
         title = join(title, f"; the plan {word} ", figure("usd", abs(base.saving_usd_per_month)), " a month")
     flags = ", ".join(f"{name} {value}" for name, value in base.engine.items())

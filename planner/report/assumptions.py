@@ -8,6 +8,7 @@ from planner.plan_file import Plan, ProfileUsed, plan_sha256
 from planner.report.figures import figure
 from planner.report.layout import facts, known, section, table
 from planner.report.markup import Html, el, join, prose
+from planner.report.money import UNITS
 
 __all__ = ["assumptions", "repeat"]
 
@@ -31,16 +32,18 @@ def assumptions(plan: Plan) -> Html:
     for name, profile in plan.profiles.items():
         rows += _profile_rows(name, profile, chosen=name == plan.profile)
     price = plan.price
-    amount = f"{price['currency']} {price['price']} {price['unit'].replace('_', ' ')}"
+    amount = f"{price['currency']} {price['price']} per {UNITS.get(price['unit'], price['unit'])}"
     rows.append((known("given"), f"The price: {amount}, listed {price['date']}", prose(price["source"])))
-    marks = {"measured", "simulated", "extrapolated", "assumed", "given"}
-    legend = f"Marks: {', '.join(sorted(marks))}. The memory ledger has its own."
+    legend = (
+        "Measured on hardware; simulated by this plan; extrapolated beyond what was measured; assumed without a "
+        "measurement; given by the scenario or the price book."
+    )
     head = ("known", "what", "source")
     return section(
         "assumptions",
         "What the answer rests on",
         table("Assumptions with sources", head, rows, kind="stack sources"),
-        el("p", legend),
+        el("p", legend, class_="small"),
     )
 
 
@@ -61,6 +64,9 @@ def _profile_rows(name: str, profile: ProfileUsed, *, chosen: bool) -> list[tupl
     sources = [join(el("br") if index else None, prose(text)) for index, text in enumerate(profile.sources)]
     rows: list[tuple[str, ...]] = [(known(how), what, join(*sources))]
     rows += [(known("assumed"), prose(caveat), f"caveat of {name}") for caveat in profile.caveats]
+    flags = ", ".join(f"{flag} {value}" for flag, value in profile.assumed_flags.items())
+    rows.append((known("assumed"), prose(f"Flags of the measured rows: {flags}"), f"flags of {name}"))
+    rows.append((known("simulated"), prose(profile.kv_sensitivity), f"sensitivity of {name} to its KV blocks"))
     return rows
 
 

@@ -107,7 +107,7 @@ def _finding(plan: Plan, front: Sequence[Point], metric: str) -> Html:
     if plan.best is None:
         return join("What the rank runs found cheapest costs ", figure("usd", cheapest.y), " a month, and still misses")
     chosen = plan.candidates[0]
-    ties = join(" (", figure("tally", tied), " tie with it)") if tied else None
+    ties = join(" (", figure("tally", tied), f" {'ties' if tied == 1 else 'tie'} with it)") if tied else None
     title = join("No candidate costs less than ", figure("usd", chosen.cost_usd_per_month), " a month", ties)
     if fastest.y <= chosen.cost_usd_per_month:
         return title
@@ -160,7 +160,10 @@ def tensor_parallel(plan: Plan) -> Html | None:
         c = plan.candidates[i]
         rows.append(
             (
-                join(el("b", f"{c.replicas_per_server} × TP{degree}"), f" on {node}, {precision}" if several else None),
+                join(
+                    el("b", f"{c.replicas_per_server}\u00a0×\u00a0TP{degree}"),
+                    f" on {node}, {precision}" if several else None,
+                ),
                 figure("count", c.servers),
                 figure("usd", c.cost_usd_per_month),
                 bar(c.cost_usd_per_month / dearest if dearest else 0.0),

@@ -83,5 +83,7 @@ def figure(kind: str, value: float | None, missing: str = "–") -> Html:
 
 def interval(kind: str, row: IntervalRow) -> Html:
     """A figure with its 95 % interval."""
+    if row.low == row.high:
+        return join(figure(kind, row.value), " in every run")
     low, high = figure(kind, row.low), figure(kind, row.high)
     return join(figure(kind, row.value), " ", el("span", "(", low, " to ", high, ")", class_="interval"))

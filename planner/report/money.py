@@ -10,7 +10,7 @@ from planner.report.figures import figure
 from planner.report.layout import facts, section, table
 from planner.report.markup import Html, el, join, prose
 
-__all__ = ["money"]
+__all__ = ["UNITS", "money"]
 
 UNITS = {"per_gpu_hour": "GPU-hour", "per_server_hour": "server-hour"}
 
