@@ -72,8 +72,17 @@ def run_funnel(screen: Screen, feasible: Sequence[Configuration], *, routing: st
             best = max(
                 best, bisect_load(screen, configuration, start=best, ceiling=bounds[configuration], probes=5).load
             )
-    if best == 0.0:
-        return _nothing_meets(screen, feasible, progress)
+    if best == 0.0:  # the sample found nothing; perhaps a configuration outside it does, at least when almost idle
+        light = _light_runs(screen, feasible, bounds, progress)
+        for configuration, run in light[:SAMPLE_PER_DEGREE]:
+            if run.passes:
+                found = bisect_load(screen, configuration, start=best, ceiling=bounds[configuration], probes=5)
+                best = max(best, found.load)
+        if best == 0.0:
+            nearest = [Ranked(configuration=c, load=0.0, last=r) for c, r in light[:SURVIVORS]]
+            return Funnel(
+                ranked=tuple(nearest), pruned_by_bound=0, pruned_by_run=len(light) - len(nearest), known_load=0.0
+            )
 
     level = CAUTION * best
     worth = [c for c in feasible if len(feasible) < BOUND_FROM or bounds[c] >= level]
@@ -142,16 +151,15 @@ def bisect_load(
     return Ranked(configuration=configuration, load=low, last=run if run is not None else attempt)
 
 
-def _nothing_meets(screen: Screen, feasible: Sequence[Configuration], progress: Progress) -> Funnel:
-    """No sampled configuration meets its targets at any load: run all at a very light one, keep the nearest."""
+def _light_runs(
+    screen: Screen, feasible: Sequence[Configuration], bounds: Mapping[Configuration, float], progress: Progress
+) -> list[tuple[Configuration, RankRun]]:
+    """Every configuration at 1 % of its bound, where latency is at its floor; nearest to its targets first."""
     runs: list[tuple[Configuration, RankRun]] = []
     for done, configuration in enumerate(feasible):
-        progress("looking for the nearest miss", done, len(feasible))
-        light = 0.01 * load_bound(configuration, screen.model(configuration), screen.mix)
-        runs.append((configuration, screen.rank_run(configuration, light)))
-    runs.sort(key=lambda r: (not r[1].passes, r[1].pressure, simplicity(r[0])))
-    ranked = tuple(Ranked(configuration=c, load=r.load if r.passes else 0.0, last=r) for c, r in runs[:SURVIVORS])
-    return Funnel(ranked=ranked, pruned_by_bound=0, pruned_by_run=len(runs) - len(ranked), known_load=0.0)
+        progress("looking at almost idle replicas", done, len(feasible))
+        runs.append((configuration, screen.rank_run(configuration, 0.01 * bounds[configuration])))
+    return sorted(runs, key=lambda r: (not r[1].passes, r[1].pressure, simplicity(r[0])))
 
 
 def _sample(feasible: Sequence[Configuration]) -> list[Configuration]:

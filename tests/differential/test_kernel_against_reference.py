@@ -79,7 +79,7 @@ def assert_equal_logs(kernel: RequestLog, reference: RequestLog) -> None:
     assert kernel.end_s == reference.end_s
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 60),

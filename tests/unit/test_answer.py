@@ -200,3 +200,20 @@ def test_attainment_intervals_come_from_replications(small_scenario: Path) -> No
     values = [s.workload("chat").attainment for s in evidence.scores]
     assert evidence.attainment["chat"].value == pytest.approx(float(np.mean(values)))
     assert evidence.attainment["chat"].low <= min(1.0, float(np.mean(values)))
+
+
+def test_a_configuration_outside_the_sample_is_found_when_the_sample_meets_nothing(small_scenario: Path) -> None:
+    question = make_question(load_scenario(small_scenario), quiet)
+    platform = question.platforms[0]
+
+    def of(seqs: int, tokens: int) -> Configuration:
+        flags = {"tensor_parallel_size": 1, "max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+        found = check(platform, {**flags, "max_model_len": 8192})
+        assert isinstance(found, Configuration)
+        return found
+
+    hopeless = [of(1, tokens) for tokens in range(8, 8 + 64)]  # one token of prompt per step is far too slow
+    feasible = [*hopeless[:3], of(256, 8192), *hopeless[3:]]
+    funnel = run_funnel(question.screen, feasible, routing=question.routing, progress=quiet)
+    assert funnel.known_load > 0
+    assert funnel.ranked[0].configuration.engine.max_num_seqs == 256
