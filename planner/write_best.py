@@ -1,0 +1,128 @@
+"""The answer's own part of a plan: the fleet, what every server is there for, what each workload gets from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from hardware_profiles.memory import KvLedger
+from planner.confirm import Confirmed
+from planner.cost import fleet_cost_per_hour, monthly_cost_usd, per_million_tokens
+from planner.plan_file import Best, IntervalRow, Pool, WorkloadAnswer
+from planner.question import Question
+from planner.sizing import FleetEvidence, Interval
+
+__all__ = ["best_of"]
+
+
+def best_of(question: Question, best: Confirmed) -> Best:
+    option, configuration = best.option, best.option.configuration
+    price = question.price(configuration)
+    serving, total = option.servers, option.servers + question.spare_servers
+    hourly = fleet_cost_per_hour(price, total)
+    demand_tokens = float(np.mean([s.output_tokens_per_s for s in best.at_demand.scores]))
+    good_tokens = float(np.mean([s.goodput_tokens_per_s for s in best.at_demand.scores]))
+    output_usd, good_usd = per_million_tokens(hourly, demand_tokens), per_million_tokens(hourly, good_tokens)
+    prefill = float(np.mean([s.prefill_fraction for s in best.at.scores]))
+    decode = float(np.mean([s.decode_fraction for s in best.at.scores]))
+    workload, target, value_s, limit_s = best.at.binding
+    engine = configuration.engine
+    return Best(
+        label=configuration.label,
+        pools=(
+            Pool(
+                name="all",
+                role="serve",
+                workloads=tuple(question.mix.workloads),
+                node=configuration.platform.node.name,
+                engine=engine.flags(),
+                precision=configuration.platform.precision,
+                gpus_per_replica=engine.tensor_parallel_size,
+                replicas=total * configuration.replicas_per_server,
+                replicas_per_server=configuration.replicas_per_server,
+                servers=total,
+            ),
+        ),
+        engine=engine.flags(),
+        replicas_per_server=configuration.replicas_per_server,
+        servers=total,
+        servers_by_reason={
+            "traffic": best.traffic_servers,
+            "headroom": serving - best.traffic_servers,
+            "spare": question.spare_servers,
+        },
+        cost_usd_per_month=float(monthly_cost_usd(price, total, question.months[0])),
+        cost_usd_by_month={month: float(monthly_cost_usd(price, total, month)) for month in question.months},
+        usd_per_million_output_tokens=float(output_usd) if output_usd is not None else None,
+        usd_per_million_good_tokens=float(good_usd) if good_usd is not None else None,
+        attainment={name: _row(interval) for name, interval in best.at.attainment.items()},
+        probability_of_meeting_targets=best.met_draws / best.draws,
+        probability_draws=best.draws,
+        workloads={name: _workload(question, best.at, name) for name in question.mix.workloads},
+        utilization={"prefill": prefill, "decode": decode, "idle": 1 - prefill - decode},
+        binding=f"{workload} {target}: {value_s * 1e3:,.0f} ms against {limit_s * 1e3:,.0f} ms",
+        one_server_fewer=_fewer(best),
+        meets_with_one_more=best.more.meets,
+        how_known="simulated",
+        memory=_memory(configuration.ledger),
+        kv_tokens=configuration.ledger.kv_tokens,
+    )
+
+
+def _fewer(best: Confirmed) -> str:
+    if best.fewer is None:
+        return "one serving server is the least there can be"
+    workload, target, value_s, limit_s = best.fewer.binding
+    attained = best.fewer.attainment[workload].value
+    if any(s.saturated for s in best.fewer.scores):
+        return f"{best.fewer.servers} servers are saturated: the queue grows ({workload} {target})"
+    return (
+        f"{best.fewer.servers} servers miss {workload} {target}: {value_s * 1e3:,.0f} ms against "
+        f"{limit_s * 1e3:,.0f} ms, attainment {attained:.4f}"
+    )
+
+
+def _workload(question: Question, evidence: FleetEvidence, name: str) -> WorkloadAnswer:
+    rows = [s.workload(name) for s in evidence.scores]
+    targets = question.mix.targets[name]
+    limits = {f"{metric}_ms": limit_s * 1e3 for metric, limit_s in targets.per_request_s.items()}
+    limits |= {f"{t.metric}_p{t.percentile}_ms": t.limit_s * 1e3 for t in targets.percentiles}
+    if targets.deadline_s is not None:
+        limits["deadline_s"] = targets.deadline_s
+
+    def ms(values_s: Sequence[float]) -> float | None:
+        mean = float(np.mean(values_s)) * 1e3
+        return round(mean, 3) if isfinite(mean) else None
+
+    return WorkloadAnswer(
+        rate_rps=question.mix.rates_rps[name] * evidence.load,
+        attainment=_row(evidence.attainment[name]),
+        target_attainment=targets.attainment,
+        judged=sum(r.judged for r in rows),
+        decided=evidence.steady and all(r.decidable for r in rows),
+        ttft_p50_ms=ms([r.percentiles_s["ttft"][0] for r in rows]),
+        ttft_p99_ms=ms([r.percentiles_s["ttft"][3] for r in rows]),
+        tpot_p50_ms=ms([r.percentiles_s["tpot"][0] for r in rows]),
+        tpot_p99_ms=ms([r.percentiles_s["tpot"][3] for r in rows]),
+        itl_p99_ms=ms([r.percentiles_s["itl"][3] for r in rows]),
+        e2e_p50_ms=ms([r.percentiles_s["e2e"][0] for r in rows]),
+        e2e_p99_ms=ms([r.percentiles_s["e2e"][3] for r in rows]),
+        longest_stall_ms=ms([max(r.longest_stall_s for r in rows)]),
+        targets=limits,
+        output_tokens_per_s=float(np.mean([r.output_tokens_per_s for r in rows])),
+        goodput_tokens_per_s=float(np.mean([r.goodput_tokens_per_s for r in rows])),
+    )
+
+
+def _row(interval: Interval) -> IntervalRow:
+    return IntervalRow(value=interval.value, low=interval.low, high=interval.high)
+
+
+def _memory(ledger: KvLedger) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"name": line.name, "bytes": line.bytes, "how_known": line.how_known, "note": line.note}
+        for line in ledger.lines
+    )
