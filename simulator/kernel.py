@@ -414,7 +414,7 @@ def _take_arrival(now, engine, coef, ri, rf, ints, floats, totals):
     q = totals[NEXT_REQUEST]
     totals[NEXT_REQUEST] += 1
     block = engine[BLOCK_SIZE]
-    if (ri[q, PROMPT] + ri[q, OUTPUT] + block - 1) // block > engine[NUM_BLOCKS]:
+    if (ri[q, PROMPT] + ri[q, OUTPUT] - 1 + block - 1) // block > engine[NUM_BLOCKS]:  # the last is never read again
         ri[q, STATE] = REJECTED
         if ri[q, PHASE] == IN_WINDOW:
             totals[WINDOW_LEFT] -= 1

@@ -285,7 +285,8 @@ class ReferenceFleet:
 
     def arrive(self, sequence: Sequence) -> None:
         self.arrived += 1
-        if blocks(sequence.prompt_tokens + sequence.output_tokens, self.block_size) > self.num_blocks:
+        # All but the last token of the answer must fit: that one is never read again.
+        if blocks(sequence.prompt_tokens + sequence.output_tokens - 1, self.block_size) > self.num_blocks:
             sequence.rejected = True
             self.window_left -= sequence.phase == IN_WINDOW
             if self.closed_loop:  # its sender learns so at once and sends the next

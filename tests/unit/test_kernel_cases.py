@@ -3,9 +3,7 @@
 Most use steps of one second, so that the time is the number of the step.
 """
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -15,21 +13,16 @@ import pytest
 from simulator.engine import EngineConfig
 from simulator.kernel import run_kernel
 from simulator.log import RequestLog
-from simulator.reference import Replica, Sequence
 from simulator.run import Window, simulate
+from simulator.schedule_trace import ENGINES
+from simulator.schedule_workload import ScheduleWorkload, load_schedule_workload
 from simulator.score import Targets, score
 from simulator.steptime import StepTimeModel
 from simulator.tables import (
-    COMPUTED,
-    DECODE,
     ERROR,
-    FREE_BLOCKS,
     HEAP_COUNT,
-    PENDING_TOKENS,
     PREEMPTIONS,
     STACK_COUNT,
-    STATE,
-    STEP_COUNT,
     STOPPED,
     World,
     make_world,
@@ -109,39 +102,10 @@ def play(
 # ---- Step by step against vLLM's own scheduler ----
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What one engine step held."""
-
-    scheduled: dict[str, int]
-    """Tokens by request."""
-    free_blocks: int
-    """KV blocks left after scheduling, vLLM's null block not counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A workload by engine steps, and the steps of vLLM 0.32."""
-
-    names: list[str]
-    requests: list[tuple[float, int, int]]
-    engine: EngineConfig
-    num_blocks: int
-    steps: list[Step]
-
-
-def load_case(name: str) -> Case:
-    workload = json.loads((CASES / f"{name}.workload.json").read_text())
-    rows = [json.loads(line) for line in (CASES / f"{name}.steps.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(len(rows)))
-    assert all(row["preempted"] == [] for row in rows)
-    return Case(
-        names=[r["id"] for r in workload["requests"]],
-        requests=[(float(r["arrival_step"]), r["prompt_len"], r["max_tokens"]) for r in workload["requests"]],
-        engine=engine_of(**workload["flags"]),
-        num_blocks=workload["num_blocks"] - 1,  # vLLM keeps block 0 as the null block
-        steps=[Step(scheduled=dict(row["scheduled"]), free_blocks=row["free_blocks"]) for row in rows],
-    )
+def load_case(name: str) -> tuple[ScheduleWorkload, list[str]]:
+    """A workload by engine steps, and what vLLM 0.32 printed for it."""
+    lines = (CASES / f"{name}.steps.jsonl").read_text().splitlines()
+    return load_schedule_workload(CASES / f"{name}.workload.json"), lines
 
 
 def world_of(
@@ -165,73 +129,21 @@ def world_of(
     )
 
 
-def computed_tokens(world: World) -> list[int]:
-    """Tokens of each request that are cached when the pending step ends; one replica."""
-    steps = int(world.ints[0, STEP_COUNT] + (world.ints[0, PENDING_TOKENS] > 0))
-    return [int(row[COMPUTED]) + (steps if row[STATE] == DECODE else 0) for row in world.ri]
-
-
-def kernel_steps(case: Case) -> list[Step]:
-    """Steps of one second: stop in the middle of each and see what grew."""
-    stream = stream_of(*case.requests)
-    world = world_of(
-        stream,
-        engine=case.engine,
-        model=constant_steps(),
-        num_blocks=case.num_blocks,
-        replicas=1,
-        phase=np.ones(len(stream), dtype=np.int64),
-    )
-    steps: list[Step] = []
-    before = [0] * len(stream)
-    while True:
-        run_kernel(world, len(steps) + 0.5)
-        after = computed_tokens(world)
-        grown = {name: b - a for name, a, b in zip(case.names, before, after, strict=True) if b > a}
-        if not grown:
-            return steps
-        steps.append(Step(scheduled=grown, free_blocks=int(world.ints[0, FREE_BLOCKS])))
-        before = after
-
-
-def reference_steps(case: Case, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    steps: list[Step] = []
-    plan: Callable[[Replica], list[tuple[Sequence, int]]] = Replica.step
-
-    def recorded(replica: Replica) -> list[tuple[Sequence, int]]:
-        scheduled = plan(replica)
-        tokens = {case.names[sequence.index]: tokens for sequence, tokens in scheduled}
-        steps.append(Step(scheduled=tokens, free_blocks=replica.free_blocks))
-        return scheduled
-
-    monkeypatch.setattr(Replica, "step", recorded)
-    stream = stream_of(*case.requests)
-    simulate(
-        stream,
-        engine=case.engine,
-        model=constant_steps(),
-        num_blocks=case.num_blocks,
-        replicas=1,
-        backend="reference",
-    )
-    return steps
+@both
+@pytest.mark.parametrize("name", ["S01", "S07"])
+def test_every_step_is_what_vllm_scheduled(name: str, backend: Backend) -> None:
+    workload, lines = load_case(name)
+    assert [step.line() for step in ENGINES[backend](workload)] == lines
 
 
 @both
-@pytest.mark.parametrize("name", ["S01", "S07"])
-def test_every_step_is_what_vllm_scheduled(name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = load_case(name)
-    steps = kernel_steps(case) if backend == "kernel" else reference_steps(case, monkeypatch)
-    assert steps == case.steps
-
-
-def test_every_step_serves_the_open_stream_first_and_the_long_prompt_gets_the_rest() -> None:
-    steps = kernel_steps(load_case("S01"))
+def test_every_step_serves_the_open_stream_first_and_the_long_prompt_gets_the_rest(backend: Backend) -> None:
+    steps = [dict(step.scheduled) for step in ENGINES[backend](load_case("S01")[0])]
     assert len(steps) == 40
-    assert [s.scheduled.get("a") for s in steps] == [16] + [1] * 39
-    assert [s.scheduled.get("b") for s in steps[5:23]] == [63] * 15 + [55, 1, 1]
-    assert all("b" not in s.scheduled for s in steps[:5] + steps[23:])
-    assert sum("b" in s.scheduled for s in steps[5:21]) == -(-1000 // 63) == 16
+    assert [s.get("a") for s in steps] == [16] + [1] * 39
+    assert [s.get("b") for s in steps[5:23]] == [63] * 15 + [55, 1, 1]
+    assert all("b" not in s for s in steps[:5] + steps[23:])
+    assert sum("b" in s for s in steps[5:21]) == -(-1000 // 63) == 16
 
 
 @both
@@ -247,8 +159,9 @@ def test_the_long_prompt_delays_the_stream_by_nothing_but_longer_steps(backend: 
 
 @both
 def test_the_long_prompts_first_token_comes_from_step_20_and_it_ends_with_step_22(backend: Backend) -> None:
-    case = load_case("S01")
-    log = play(*case.requests, num_blocks=case.num_blocks, backend=backend)
+    workload, _ = load_case("S01")
+    requests = [(float(r.arrival_step), r.prompt_length_tokens, r.max_tokens) for r in workload.requests]
+    log = play(*requests, num_blocks=workload.usable_blocks, backend=backend)
     assert log.scheduled_s.tolist() == [0.0, 5.0]
     assert log.first_token_s.tolist() == [1.0, 21.0]  # the end of step 20 is second 21
     assert log.finish_s.tolist() == [40.0, 23.0]
@@ -348,7 +261,7 @@ def test_many_preemptions_are_counted_the_same_in_requests_and_replicas() -> Non
 @both
 def test_a_request_that_could_never_fit_the_cache_is_rejected_and_the_others_do_not_notice(backend: Backend) -> None:
     alone = play((0.0, 16, 4), (1.0, 16, 4), num_blocks=4, backend=backend)
-    log = play((0.0, 16, 4), (0.5, 61, 4), (1.0, 16, 4), num_blocks=4, backend=backend)  # 65 tokens, cache of 64
+    log = play((0.0, 16, 4), (0.5, 62, 4), (1.0, 16, 4), num_blocks=4, backend=backend)  # 65 to cache, of 64
     assert log.status.tolist() == [0, 2, 0]
     assert log.output_tokens[1] == 0 and log.replica[1] == -1
     assert np.isnan([log.scheduled_s[1], log.first_token_s[1], log.finish_s[1]]).all()
@@ -448,13 +361,13 @@ def test_a_prompt_longer_than_the_budget_takes_its_share_of_steps_rounded_up(bac
 def test_a_prompt_shorter_than_a_block_takes_a_block_and_no_more(backend: Backend) -> None:
     """Three tokens of prompt and fourteen of answer are sixteen cached tokens: the last is never read again."""
     requests = [(0.0, 3, 14)] * 2
-    log = play(*requests, num_blocks=3, block_size=16, backend=backend)  # 17 tokens count for two blocks at the door
+    log = play(*requests, num_blocks=2, block_size=16, backend=backend)
     assert log.preemptions.tolist() == [0, 0]
     assert log.finish_s.tolist() == [14.0, 14.0]
     longer = play(*[(0.0, 3, 15)] * 2, num_blocks=3, block_size=16, backend=backend)
     assert longer.preemptions.tolist() == [0, 1]
     if log.replica_times is not None:
-        assert log.replica_times.kv_peak_fraction[0] == 2 / 3
+        assert log.replica_times.kv_peak_fraction[0] == 1.0
 
 
 @both

@@ -1,0 +1,168 @@
+"""reference = vLLM, and kernel = vLLM: every step of random workloads holds what vLLM's own scheduler put into it.
+
+The traces in `golden/` are replayed everywhere. With a vLLM environment (`tests/vllm`), `pytest -m hardware` draws
+fresh workloads and asks vLLM itself; GOODFLEET_VLLM_WORKLOADS and GOODFLEET_VLLM_SEED set how many and which.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from simulator.schedule_trace import ENGINES, ScheduledStep, kernel_steps, reference_steps
+from tests.differential.random_workloads import ENDLESS_WORKLOADS, NAMED_WORKLOADS
+from tests.differential.vllm_traces import MOST_STEPS, Trace, cases, read_golden, vllm_python, vllm_traces
+
+ORIGIN, GOLDEN = read_golden()
+RANDOM = [trace for trace in GOLDEN if trace.name.startswith("seed ")]
+BY_NAME = {trace.name: trace for trace in GOLDEN}
+LIVE_WORKLOADS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How much a set of traces reaches."""
+
+    workloads: int
+    steps: int
+    scheduled: int
+    """(request, tokens) pairs."""
+    preempted: int
+    preempting_workloads: int
+    half_prefilled: int
+    """Preemptions of a request whose prompt was not complete."""
+    preempted_again: int
+    """Preemptions of a request that had been preempted before."""
+    several: int
+    """Steps that preempted more than one request."""
+    chunked: int
+    """Steps that scheduled a part of a prompt only."""
+
+
+def counts_of(traces: Iterable[Trace]) -> Counts:
+    total: defaultdict[str, int] = defaultdict(int)
+    for trace in traces:
+        prompt_tokens = {request.id: request.prompt_length_tokens for request in trace.workload.requests}
+        cached: defaultdict[str, int] = defaultdict(int)
+        seen: set[str] = set()
+        total["workloads"] += 1
+        total["steps"] += len(trace.steps)
+        total["preempting_workloads"] += any(step.preempted for step in trace.steps)
+        for step in trace.steps:
+            total["several"] += len(step.preempted) > 1
+            for name in step.preempted:
+                total["preempted"] += 1
+                total["half_prefilled"] += cached[name] < prompt_tokens[name]
+                total["preempted_again"] += name in seen
+                seen.add(name)
+                cached[name] = 0
+            total["scheduled"] += len(step.scheduled)
+            for name, tokens in step.scheduled:
+                cached[name] += tokens
+            total["chunked"] += any(cached[name] < prompt_tokens[name] for name, _ in step.scheduled)
+    return Counts(**{field.name: total[field.name] for field in fields(Counts)})
+
+
+def difference(trace: Trace, engine: str) -> str | None:
+    """The first step that differs from vLLM's, in words; None when all are equal."""
+    steps = list(islice(ENGINES[engine](trace.workload), MOST_STEPS))
+    for ours, vllm in zip(steps, trace.steps, strict=False):
+        if ours != vllm:
+            return f"{trace.name}: {engine} {ours.line()}, vLLM {vllm.line()}; {trace.workload.model_dump_json()}"
+    if len(steps) != len(trace.steps):
+        return f"{trace.name}: {engine} takes {len(steps)} steps, vLLM {len(trace.steps)}"
+    return None
+
+
+def differences(traces: Iterable[Trace]) -> list[str]:
+    found = (difference(trace, engine) for trace in traces for engine in ENGINES)
+    return [text for text in found if text is not None]
+
+
+def test_every_step_of_the_stored_random_workloads_is_what_vllm_scheduled() -> None:
+    assert differences(RANDOM) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", NAMED_WORKLOADS)
+def test_every_step_of_a_case_people_ask_about_is_what_vllm_scheduled(name: str, engine: str) -> None:
+    assert BY_NAME[name].workload == NAMED_WORKLOADS[name]
+    assert difference(BY_NAME[name], engine) is None
+
+
+@pytest.mark.parametrize("name", ENDLESS_WORKLOADS)
+def test_what_vllm_never_ends_the_reference_never_ends_either_step_by_step(name: str) -> None:
+    """The last thing that happens is an empty step; from then on the request waits and nobody overtakes it."""
+    trace = BY_NAME[name]
+    assert trace.workload == ENDLESS_WORKLOADS[name]
+    assert tuple(islice(reference_steps(trace.workload), len(trace.steps))) == trace.steps
+    assert not any(step.scheduled or step.preempted for step in trace.steps[-10:])
+    assert len({step.free_blocks for step in trace.steps[-10:]}) == 1
+
+
+def test_a_step_in_which_the_only_request_preempts_itself_is_empty() -> None:
+    steps = BY_NAME["an answer that outgrows the cache"].steps
+    assert [s for s in steps if s.preempted] == [ScheduledStep(step=5, scheduled=(), preempted=("a",), free_blocks=4)]
+
+
+def test_a_step_of_a_workload_that_ends_is_never_empty() -> None:
+    """The oldest running request always gets its blocks: all others give way to it, and alone it fits."""
+    assert all(step.scheduled for trace in GOLDEN if trace.name not in ENDLESS_WORKLOADS for step in trace.steps)
+
+
+def test_the_stored_workloads_reach_what_they_are_for() -> None:
+    counts = counts_of(RANDOM)
+    assert counts.workloads == 300
+    assert counts.steps > 20_000
+    assert counts.preempted > 700
+    assert counts.preempting_workloads > 100
+    assert counts.half_prefilled > 20
+    assert counts.preempted_again > 100
+    assert counts.several > 10
+    assert counts.chunked > 2_000
+    flags = [trace.workload.flags for trace in RANDOM]
+    assert {f.max_num_seqs for f in flags} >= {1, 2, 16}
+    assert {f.block_size for f in flags} >= {1, 2, 16, 32}
+    assert any(f.max_num_seqs == f.max_num_batched_tokens for f in flags)
+    requests = [(trace.workload, r) for trace in RANDOM for r in trace.workload.requests]
+    assert sum(r.max_tokens == 1 for _, r in requests) > 500
+    assert sum(r.prompt_length_tokens > w.flags.max_num_batched_tokens for w, r in requests) > 500
+    assert sum(r.prompt_length_tokens < w.flags.block_size for w, r in requests) > 500
+    assert sum(w.output_tokens(r) < r.max_tokens for w, r in requests) > 50
+
+
+def test_the_stored_traces_say_where_they_come_from() -> None:
+    assert ORIGIN["vllm"] == "0.32.0"
+    assert ORIGIN["command"] == "python -m tests.differential.vllm_traces --seed 1 --workloads 300"
+
+
+def test_a_wrong_step_would_be_noticed() -> None:
+    trace = BY_NAME["a half-prefilled request is preempted"]
+    other = trace.workload.model_copy(update={"num_blocks": trace.workload.num_blocks + 1})
+    assert tuple(kernel_steps(other)) != trace.steps
+
+
+@pytest.mark.hardware
+def test_every_step_of_fresh_random_workloads_is_what_vllm_schedules() -> None:
+    """About a minute per thousand workloads on two idle cores."""
+    python = vllm_python()
+    if python is None:
+        pytest.skip("no vLLM environment: make .venv-vllm as tests/vllm/README.md says, or set GOODFLEET_VLLM_PYTHON")
+    seed = int(os.environ.get("GOODFLEET_VLLM_SEED", np.random.SeedSequence().generate_state(1)[0]))
+    count = int(os.environ.get("GOODFLEET_VLLM_WORKLOADS", LIVE_WORKLOADS))
+    print(f"\nGOODFLEET_VLLM_SEED={seed}")
+    traces = vllm_traces(python, cases(seed, count))
+    counts = counts_of(traces)
+    print(f"vLLM {traces[0].vllm}: {counts}")
+    ending = [trace for trace in traces if trace.name not in ENDLESS_WORKLOADS]
+    found = differences(ending)
+    for name in ENDLESS_WORKLOADS:
+        (trace,) = [t for t in traces if t.name == name]
+        if tuple(islice(reference_steps(trace.workload), len(trace.steps))) != trace.steps:
+            found.append(name)
+    assert not found, f"GOODFLEET_VLLM_SEED={seed}: {len(found)} differences, the first: {found[0]}"
+    assert counts.preempting_workloads > count // 5
