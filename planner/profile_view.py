@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,10 @@ from rich.table import Table
 from hardware_profiles.errors import InputError
 from hardware_profiles.model import load_model_card, precision_name
 from hardware_profiles.node import load_node
-from hardware_profiles.profile import HardwareProfile, load_profile, load_residuals
+from hardware_profiles.profile import HardwareProfile, ResidualRow, load_profile, load_residuals
 from simulator.steptime import StepTimeModel, all_reduce_s, step_time_model
 
-__all__ = ["fit_to_file", "print_profile"]
+__all__ = ["SplitComparison", "fit_to_file", "print_profile", "split_comparisons"]
 
 DECODE_BATCHES = (1, 8, 32, 128)
 DECODE_CONTEXT_TOKENS = 2048
@@ -47,6 +49,7 @@ def print_profile(name: str, console: Console) -> None:
     console.print(rates)
     _print_errors(profile, console)
     _print_residuals(profile, console)
+    _print_split(profile, node.gpus_per_server, console)
     measured = profile.measured
     console.print(
         f"Measured at TP {', '.join(map(str, measured.tensor_parallel_size))}, {measured.concurrency[0]}-"
@@ -135,6 +138,67 @@ def _print_residuals(profile: HardwareProfile, console: Console) -> None:
             f"{row.measured_tokens_per_s:,.0f}",
             f"{row.predicted_tokens_per_s / row.measured_tokens_per_s - 1:+.1%}",
             row.note if row.weight == 1 else f"weight {row.weight:g}: {row.note}",
+        )
+    console.print(table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitComparison:
+    """One server split in two ways, at the same number of requests in flight, both measured."""
+
+    isl: int
+    osl: int
+    concurrency: int
+    """Requests in flight on the whole server."""
+    few: int
+    """The larger tensor-parallel degree: fewer replicas."""
+    many: int
+    """The smaller one: more replicas."""
+    measured_ratio: float
+    """Tokens per second of the server with many replicas over that with few."""
+    predicted_ratio: float
+
+
+def split_comparisons(rows: Sequence[ResidualRow], gpus_per_server: int) -> tuple[SplitComparison, ...]:
+    """Every pair of measured rows that answers the question 1 x TP8, 2 x TP4 or 8 x TP1 at equal load on the server."""
+
+    def server(row: ResidualRow) -> tuple[int, int, int]:
+        return row.isl, row.osl, row.concurrency * gpus_per_server // row.tensor_parallel_size
+
+    found = [
+        SplitComparison(
+            isl=few.isl,
+            osl=few.osl,
+            concurrency=server(few)[2],
+            few=few.tensor_parallel_size,
+            many=many.tensor_parallel_size,
+            measured_ratio=(many.measured_tokens_per_s / many.tensor_parallel_size)
+            / (few.measured_tokens_per_s / few.tensor_parallel_size),
+            predicted_ratio=(many.predicted_tokens_per_s / many.tensor_parallel_size)
+            / (few.predicted_tokens_per_s / few.tensor_parallel_size),
+        )
+        for few in rows
+        for many in rows
+        if many.tensor_parallel_size < few.tensor_parallel_size and server(few) == server(many)
+    ]
+    return tuple(sorted(found, key=lambda c: (c.isl, c.osl, c.concurrency, -c.few, -c.many)))
+
+
+def _print_split(profile: HardwareProfile, gpus: int, console: Console) -> None:
+    found = split_comparisons(load_residuals(profile), gpus)
+    if not found:
+        return
+    table = Table(title=f"One server of {gpus} GPUs split in two ways, same requests in flight", title_justify="left")
+    for column in ("ISL/OSL", "in flight", "compared", "measured ratio of tok/s", "predicted", "error"):
+        table.add_column(column, justify="right")
+    for row in found:
+        table.add_row(
+            f"{row.isl}/{row.osl}",
+            str(row.concurrency),
+            f"{gpus // row.many} × TP{row.many} over {gpus // row.few} × TP{row.few}",
+            f"{row.measured_ratio:.3f}",
+            f"{row.predicted_ratio:.3f}",
+            f"{row.predicted_ratio / row.measured_ratio - 1:+.1%}",
         )
     console.print(table)
 

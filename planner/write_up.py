@@ -136,7 +136,7 @@ def _notes(findings: Findings) -> tuple[str, ...]:
         if base is not None and chosen.engine.kv_cache_dtype != base.engine.kv_cache_dtype:
             notes.append(
                 f"The plan changes kv_cache_dtype from {base.engine.kv_cache_dtype} to {chosen.engine.kv_cache_dtype}; "
-                "answer quality is not modelled, and that type's speed was not measured but assumed from its bytes."
+                "answer quality is not modelled."
             )
         if base is not None and chosen.platform.precision != base.platform.precision:
             notes.append(
@@ -159,6 +159,12 @@ def _extrapolations(question: Question, best: Confirmed) -> list[str]:
     profile = best.option.configuration.platform.profile
     measured = profile.measured
     notes: list[str] = []
+    kv_type, kv_measured = best.option.configuration.engine.kv_cache_dtype, profile.assumed_flags.get("kv_cache_dtype")
+    if kv_measured is not None and kv_type != kv_measured:
+        notes.append(
+            f"Extrapolated: kv_cache_dtype {kv_type}; the profile was measured with {kv_measured}, so its speed is "
+            "taken from its bytes."
+        )
     longest = max(sum(question.mix.mean_tokens(name)) for name in question.mix.workloads)
     if longest > measured.context[1]:
         notes.append(
