@@ -30,16 +30,17 @@ def print_profile(name: str, console: Console) -> None:
     console.print(f"{profile.name}: {profile.tier}, {profile.engine} {profile.engine_version}, as of {profile.as_of}")
     rates = Table(
         title=(
-            f"Per replica, from the fitted step times (prefill in steps of {PREFILL_CHUNK_TOKENS:,} tokens; decode at "
-            f"{DECODE_CONTEXT_TOKENS:,} tokens of context)"
+            f"Per replica, from the fitted step times: prefill in steps of {PREFILL_CHUNK_TOKENS:,} tokens, decode (b = "
+            f"batch) at {DECODE_CONTEXT_TOKENS:,} tokens of context, all-reduce (AR) of 32 and, extrapolated, of "
+            f"{PREFILL_CHUNK_TOKENS:,} tokens with its share of a prefill step"
         ),
         title_justify="left",
     )
     rates.add_column("TP")
     rates.add_column("prefill tok/s", justify="right")
     for batch in DECODE_BATCHES:
-        rates.add_column(f"decode tok/s at batch {batch}", justify="right")
-    for column in ("all-reduce of 32 tokens, us", "of 8,192 tokens, us", "their share of a prefill step"):
+        rates.add_column(f"b{batch} tok/s (ms)", justify="right")
+    for column in ("AR 32, us", "AR 8192, us", "share"):
         rates.add_column(column, justify="right")
     for degree in profile.tensor_parallel:
         model = step_time_model(
@@ -92,7 +93,7 @@ def _rates(model: StepTimeModel) -> list[str]:
             pairs=0.0,
             window_pairs=0.0,
         )
-        cells.append(f"{batch / step_s:,.0f} ({step_s * 1e3:.2f} ms)")
+        cells.append(f"{batch / step_s:,.0f} ({step_s * 1e3:.2f})")
     return cells
 
 
@@ -102,7 +103,7 @@ def _all_reduce(profile: HardwareProfile, degree: int, hidden: int, layers: int,
         return ["-", "-", "-"]
     small, large = (float(s) for s in all_reduce_s(curve, np.array([32.0, PREFILL_CHUNK_TOKENS]) * hidden * 2))
     share = (2 * layers + 1) * large / float(model.mixed_s[PREFILL_CHUNK_TOKENS])
-    return [f"{small * 1e6:.1f}", f"{large * 1e6:,.0f} (extrapolated)", f"{share:.0%}"]
+    return [f"{small * 1e6:.1f}", f"{large * 1e6:,.0f}", f"{share:.0%}"]
 
 
 def _print_errors(profile: HardwareProfile, console: Console) -> None:
