@@ -20,14 +20,20 @@ from hardware_profiles.strict_yaml import load_model, load_yaml
 
 __all__ = [
     "AllReduce",
+    "Covariance",
+    "ErrorFigures",
     "HardwareProfile",
     "MeasuredRange",
+    "ProfileFile",
     "ResidualRow",
     "SharedTerms",
     "TensorParallelTerms",
+    "find_profile_name",
     "list_profiles",
+    "load_covariance",
     "load_profile",
     "load_residuals",
+    "profile_of",
 ]
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -44,11 +50,10 @@ class SharedTerms(_Terms):
     """Physics that all tensor-parallel degrees share."""
 
     smooth_exponent: Annotated[float, Field(ge=1, le=64)]
-    """How sharply reading weights and multiplying hide each other: (a^p + b^p)^(1/p); large p = the larger one alone."""
-    expert_factor: Efficiency
-    """Effective experts: a batch of n tokens touches as many as factor x n independent tokens would (1 in a dense model)."""
-    prefill_padding_tokens: Annotated[float, Field(ge=0)]
-    """A step with a prompt chunk multiplies as if it held so many more tokens: large matrix tiles fill up only slowly."""
+    """How well reading weights and multiplying hide each other: (a^p + b^p)^(1/p); 1 = not at all, large p = wholly."""
+    expert_popularity_shape: Annotated[float, Field(gt=0)] | None = None
+    """Shape s of the gamma law of the experts' popularity: n tokens touch E (1 - (1 + k n / (E s))^-s) of E experts.
+    Large = all alike; None = a dense model."""
     host_s: Seconds
     """Scheduler and update time of one step, which async scheduling hides behind the GPU; 0 = not identified."""
     host_sequence_s: Seconds
@@ -57,6 +62,9 @@ class SharedTerms(_Terms):
     """Time of a step that nothing hides."""
     request_overhead_s: Seconds
     """Front end (HTTP, tokenizer): from arrival to the engine's queue, per request; 0 = not identified."""
+    client_gap_s: Seconds = 0.0
+    """Benchmark client: from a request's last token to the departure of the next, start-up stalls spread over the run
+    included. It belongs to the protocol of the measured rows, so plans leave it out."""
 
 
 class TensorParallelTerms(_Terms):
@@ -106,8 +114,8 @@ class MeasuredRange(_Terms):
     """Tokens held by one sequence."""
 
 
-class _ErrorFigures(_Terms):
-    """Absolute relative errors, as fractions, of one metric."""
+class ErrorFigures(_Terms):
+    """Errors predicted / measured - 1 of one metric, as fractions: absolute, but for the bias."""
 
     rows: int
     median: float
@@ -117,10 +125,13 @@ class _ErrorFigures(_Terms):
     """Mean signed error."""
 
 
-class _ProfileFile(_Terms):
+class ProfileFile(_Terms):
+    """A profile as it stands in its YAML file; the fields mean what they mean in `HardwareProfile`."""
+
     name: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[a-z0-9_.-]+$")]
     node: str
     model: str
+    serves: tuple[str, ...] = ()
     precision: str
     engine: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
     engine_version: str
@@ -135,13 +146,15 @@ class _ProfileFile(_Terms):
     shared: SharedTerms
     all_reduce: dict[int, AllReduce]
     tensor_parallel: Annotated[dict[int, TensorParallelTerms], Field(min_length=1)]
+    typical: TensorParallelTerms | None = None
+    deviation_sd: dict[str, Annotated[float, Field(ge=0)]] = {}
     residual_sd: Annotated[float, Field(ge=0)]
     """Root mean square of log(predicted / measured) over rows and metrics: the model error that plans draw."""
-    errors: dict[str, dict[str, _ErrorFigures]]
+    errors: dict[str, dict[str, ErrorFigures]]
     """By evaluation (in sample, leave one ... out), then by metric (tpot, throughput)."""
 
     @model_validator(mode="after")
-    def _the_parts_agree(self) -> _ProfileFile:
+    def _the_parts_agree(self) -> ProfileFile:
         for tp in self.tensor_parallel:
             if tp > 1 and tp not in self.all_reduce:
                 raise ValueError(f"tensor_parallel {tp} has no all_reduce entry")
@@ -174,6 +187,8 @@ class HardwareProfile:
     """<node>/<model>-<precision>-<engine>."""
     node: str
     model: str
+    serves: tuple[str, ...]
+    """Other model cards of the same shape that it holds for."""
     precision: str
     engine: str
     engine_version: str
@@ -192,9 +207,23 @@ class HardwareProfile:
     shared: SharedTerms
     all_reduce: Mapping[int, AllReduce]
     tensor_parallel: Mapping[int, TensorParallelTerms]
+    typical: TensorParallelTerms | None
+    """The shared values that each degree deviates from: the best guess for a degree that was not measured."""
+    deviation_sd: Mapping[str, float]
+    """By term, the standard deviation of ln(value of a degree / shared value), as assumed in the fit."""
     residual_sd: float
-    errors: Mapping[str, Mapping[str, _ErrorFigures]]
+    errors: Mapping[str, Mapping[str, ErrorFigures]]
     path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covariance:
+    """How well the coefficients of a profile are known together."""
+
+    terms: tuple[str, ...]
+    """Paths in the profile's file, as `tensor_parallel.2.weight_efficiency`; `typical.…`: a degree not measured."""
+    matrix: tuple[tuple[float, ...], ...]
+    """Covariance of ln(value), prior included. `typical` leaves out the deviation itself: see `deviation_sd`."""
 
 
 def list_profiles() -> tuple[str, ...]:
@@ -205,12 +234,16 @@ def list_profiles() -> tuple[str, ...]:
 def find_profile_name(name: str) -> str:
     """The one profile meant by a full name or by a prefix ending at a "-" (design 6).
 
-    A prefix means a plain-vLLM profile only: other engines and variants (`-mtp`, `-ep8`) need their full name.
+    A prefix means a plain-vLLM profile only: other engines and variants (`-mtp`, `-ep8`) need their full name. A model
+    that a profile serves beside its own may stand in the name.
     """
     known = list_profiles()
     if name in known:
         return name
-    matches = [full for full in known if full.startswith(f"{name}-") and full.endswith("-vllm")]
+    plain = [full for full in known if full.endswith("-vllm")]
+    matches = [full for full in plain if full.startswith(f"{name}-")]
+    if not matches:
+        matches = [full for full in plain if any(f"{other}-".startswith(f"{name}-") for other in _other_names(full))]
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -218,15 +251,32 @@ def find_profile_name(name: str) -> str:
     raise InputError(f"unknown profile {name!r}; shipped: {', '.join(known)}; or fit one with `goodfleet profile fit`")
 
 
+def _other_names(full: str) -> list[str]:
+    """What a shipped profile would be called for each further model that it serves."""
+    profile = load_profile(FOLDER / f"{full}.yaml")
+    return [full.replace(profile.model, other) for other in profile.serves]
+
+
 def load_profile(name_or_path: str | Path) -> HardwareProfile:
     """A shipped profile by name or prefix, or a profile file by path (anything that ends in .yaml)."""
     text = str(name_or_path)
-    if text.endswith((".yaml", ".yml")):
-        path = Path(text)
-    else:
-        path = FOLDER / f"{find_profile_name(text)}.yaml"
-    file = load_model(load_yaml(path), _ProfileFile, what="a hardware profile")
-    return HardwareProfile(path=path, **{field: getattr(file, field) for field in _ProfileFile.model_fields})
+    path = Path(text) if text.endswith((".yaml", ".yml")) else FOLDER / f"{find_profile_name(text)}.yaml"
+    return profile_of(load_model(load_yaml(path), ProfileFile, what="a hardware profile"), path)
+
+
+def profile_of(file: ProfileFile, path: Path) -> HardwareProfile:
+    """The profile that a file holds."""
+    return HardwareProfile(path=path, **{field: getattr(file, field) for field in ProfileFile.model_fields})
+
+
+def load_covariance(profile: HardwareProfile) -> Covariance | None:
+    """The `.covariance.csv` beside a profile; None for a profile without one."""
+    path = profile.path.with_suffix(".covariance.csv")
+    if not path.exists():
+        return None
+    with path.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    return Covariance(terms=tuple(header), matrix=tuple(tuple(float(cell) for cell in line) for line in lines))
 
 
 def load_residuals(profile: HardwareProfile) -> tuple[ResidualRow, ...]:

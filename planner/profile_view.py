@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +11,11 @@ from rich.table import Table
 from hardware_profiles.errors import InputError
 from hardware_profiles.model import load_model_card, precision_name
 from hardware_profiles.node import load_node
-from hardware_profiles.profile import HardwareProfile, ResidualRow, load_profile, load_residuals
+from hardware_profiles.profile import HardwareProfile, load_profile, load_residuals
+from hardware_profiles.server_split import split_comparisons
 from simulator.steptime import StepTimeModel, all_reduce_s, step_time_model
 
-__all__ = ["SplitComparison", "fit_to_file", "print_profile", "split_comparisons"]
+__all__ = ["fit_to_file", "print_profile"]
 
 DECODE_BATCHES = (1, 8, 32, 128)
 DECODE_CONTEXT_TOKENS = 2048
@@ -30,8 +29,8 @@ def print_profile(name: str, console: Console) -> None:
     console.print(f"{profile.name}: {profile.tier}, {profile.engine} {profile.engine_version}, as of {profile.as_of}")
     rates = Table(
         title=(
-            f"Per replica, from the fitted step times: prefill in steps of {PREFILL_CHUNK_TOKENS:,} tokens, decode (b = "
-            f"batch) at {DECODE_CONTEXT_TOKENS:,} tokens of context, all-reduce (AR) of 32 and, extrapolated, of "
+            f"Per replica, from the fitted step times: prefill in steps of {PREFILL_CHUNK_TOKENS:,} tokens, decode "
+            f"(b = batch) at {DECODE_CONTEXT_TOKENS:,} tokens of context, all-reduce (AR) of 32 and, extrapolated, of "
             f"{PREFILL_CHUNK_TOKENS:,} tokens with its share of a prefill step"
         ),
         title_justify="left",
@@ -141,48 +140,6 @@ def _print_residuals(profile: HardwareProfile, console: Console) -> None:
             row.note if row.weight == 1 else f"weight {row.weight:g}: {row.note}",
         )
     console.print(table)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitComparison:
-    """One server split in two ways, at the same number of requests in flight, both measured."""
-
-    isl: int
-    osl: int
-    concurrency: int
-    """Requests in flight on the whole server."""
-    few: int
-    """The larger tensor-parallel degree: fewer replicas."""
-    many: int
-    """The smaller one: more replicas."""
-    measured_ratio: float
-    """Tokens per second of the server with many replicas over that with few."""
-    predicted_ratio: float
-
-
-def split_comparisons(rows: Sequence[ResidualRow], gpus_per_server: int) -> tuple[SplitComparison, ...]:
-    """Every pair of measured rows that answers the question 1 x TP8, 2 x TP4 or 8 x TP1 at equal load on the server."""
-
-    def server(row: ResidualRow) -> tuple[int, int, int]:
-        return row.isl, row.osl, row.concurrency * gpus_per_server // row.tensor_parallel_size
-
-    found = [
-        SplitComparison(
-            isl=few.isl,
-            osl=few.osl,
-            concurrency=server(few)[2],
-            few=few.tensor_parallel_size,
-            many=many.tensor_parallel_size,
-            measured_ratio=(many.measured_tokens_per_s / many.tensor_parallel_size)
-            / (few.measured_tokens_per_s / few.tensor_parallel_size),
-            predicted_ratio=(many.predicted_tokens_per_s / many.tensor_parallel_size)
-            / (few.predicted_tokens_per_s / few.tensor_parallel_size),
-        )
-        for few in rows
-        for many in rows
-        if many.tensor_parallel_size < few.tensor_parallel_size and server(few) == server(many)
-    ]
-    return tuple(sorted(found, key=lambda c: (c.isl, c.osl, c.concurrency, -c.few, -c.many)))
 
 
 def _print_split(profile: HardwareProfile, gpus: int, console: Console) -> None:

@@ -200,7 +200,7 @@ def score(log: RequestLog, targets: Mapping[str, Targets]) -> Score:
         in_flight_end=at_end,
         in_flight_mean=float(stay_s[entered].sum()) / length_s,
         growth_fraction=growth / max(arrivals, 1),
-        saturated=growth > 0.02 * arrivals and growth > 4 * np.sqrt(at_start + 25.0),
+        saturated=growth > 0.02 * arrivals and growth > 6 * np.sqrt(at_start + 25.0),
         window_complete=log.window_complete,
         prefill_fraction=float(times.prefill_s.sum()) / replica_s if times is not None else float("nan"),
         decode_fraction=float(times.decode_s.sum()) / replica_s if times is not None else float("nan"),

@@ -1,15 +1,18 @@
 """How long one engine step takes: a hardware profile and an engine's flags, turned into arrays the kernel reads.
 
     step_s = max(host_s, gpu_s) + sync_s
-    gpu_s  = floor + smooth_max(weight bytes / HBM rate, matrix FLOP / matrix rate)      by tokens n: `decode_s`, `mixed_s`
-             + (2 layers + 1) all-reduces of n x hidden x 2 bytes                       (in the same arrays)
-             + sequence_s x sampled + kv_s x K + window_kv_s x K_w                      decode attention reads the cache
-             + attention_s x A + window_attention_s x A_w                               prefill attention
+    gpu_s  = floor + smooth_max(weight bytes / HBM rate, matrix FLOP / matrix rate)    by tokens: `decode_s`, `mixed_s`
+             + (2 layers + 1) all-reduces of n x hidden x 2 bytes                      (in the same arrays)
+             + sequence_s x sampled + kv_s x K + window_kv_s x K_w                     decode attention reads the cache
+             + attention_s x A + window_attention_s x A_w                              prefill attention
 
-K is the number of cached tokens that the decoding sequences read (K_w cut to the sliding window), A the (query, key) pairs
-of the prompt chunks. A mixture-of-experts step reads the experts its tokens touch, E (1 - (1 - k/E)^(f n)), f the effective
-share of independent tokens. Every efficiency is fitted (`calibration.py`). Source of the form: design 4.3. Left out: CUDA
-graph padding (its steps are within the fitted terms), pipeline parallelism, expert parallelism.
+K is the number of cached tokens that the decoding sequences read (K_w cut to the sliding window), A the (query, key)
+pairs of the prompt chunks. A mixture-of-experts step reads the experts its tokens touch. Routers have favourites: when
+the popularity of experts follows a gamma law of shape s, n tokens touch E (1 - (1 + k n / (E s))^-s) of E experts (s to
+infinity: all alike; the probes of DeepSeek-R1's routers in AMD-AGI/Infera, deepseek_v3.yaml, follow s = 3 within about
+2 %). Every efficiency is fitted (`calibration.py`). Source of the form: design 4.3, which has one effective-expert
+factor in place of s; a factor rises too late and saturates too soon (gpt-oss-120b: worst row 6 % against 3 %). Left
+out: CUDA graph padding (its steps are within the fitted terms), pipeline parallelism, expert parallelism.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware_profiles.memory import kv_bytes_per_element
 from hardware_profiles.model import ModelCard
 from hardware_profiles.node import Node
 from hardware_profiles.profile import AllReduce, HardwareProfile, SharedTerms, TensorParallelTerms
 
-__all__ = ["StepTimeModel", "all_reduce_s", "build_step_time", "step_time_model"]
+__all__ = ["StepTimeModel", "all_reduce_s", "build_step_time", "experts_touched", "step_time_model"]
 
 Floats = NDArray[np.float64]
 
@@ -123,7 +127,7 @@ class StepTimeModel:
 
 
 def all_reduce_s(curve: AllReduce, message_bytes: Floats) -> Floats:
-    """Seconds of one all-reduce: the measured custom curve, a straight line up to the large regime, then one bandwidth."""
+    """Seconds of one all-reduce: the measured custom curve, a line up to the large regime, then one bandwidth."""
     small = curve.floor_s + message_bytes / curve.bytes_per_s
     large = curve.floor_s + message_bytes / curve.large_bytes_per_s
     share = np.clip((message_bytes - curve.to_bytes) / (curve.large_from_bytes - curve.to_bytes), 0.0, 1.0)
@@ -133,18 +137,28 @@ def all_reduce_s(curve: AllReduce, message_bytes: Floats) -> Floats:
     return np.where(message_bytes <= curve.to_bytes, small, np.where(share < 1.0, between, large))
 
 
-def matrix_rate_flops(node: Node, precision: str) -> float:
-    """Dense matrix rate that a precision's efficiency refers to: measured where there is one, else the vendor's."""
-    key = {"mxfp4": "fp4"}.get(precision, precision)
+def matrix_rate_flops(node: Node, card: ModelCard, precision: str) -> float:
+    """Dense matrix rate that a precision's efficiency refers to: measured where there is one, else the vendor's.
+
+    MXFP4 experts multiply 16-bit activations (A16W4, as gpt-oss was trained), so theirs is the BF16 rate.
+    """
+    key = "bf16" if precision == "mxfp4" and card.experts is not None else {"mxfp4": "fp4"}.get(precision, precision)
     if key not in node.flops:  # the GPU computes in the next wider type
         key = "fp8" if key == "fp4" and "fp8" in node.flops else "bf16"
     return float(node.measured_flops.get(key, node.flops[key]))
 
 
+def experts_touched(tokens_per_expert: Floats, shape: float | None) -> Floats:
+    """Share of the experts that a step reads, by the mean number of tokens sent to each."""
+    if shape is None:
+        return 1.0 - np.exp(-tokens_per_expert)
+    return 1.0 - (1.0 + tokens_per_expert / shape) ** -shape
+
+
 def _smooth_max(a: Floats, b: Floats, power: float) -> Floats:
     """(a^p + b^p)^(1/p), without overflow."""
     longer = np.maximum(a, b)
-    return longer * ((a / longer) ** power + (b / longer) ** power) ** (1.0 / power)
+    return np.asarray(longer * (1.0 + (np.minimum(a, b) / longer) ** power) ** (1.0 / power))
 
 
 def build_step_time(
@@ -170,23 +184,22 @@ def build_step_time(
     active = card.parameters.dense + card.vocab * card.hidden
     if card.experts is not None and card.experts_per_token is not None:
         share = card.experts_per_token / card.experts
-        touched = 1.0 - (1.0 - share) ** (shared.expert_factor * tokens)
+        touched = experts_touched(tokens * share, shared.expert_popularity_shape)
         read_bytes = read_bytes + weights.expert_bytes / tp * touched
         active += round(card.parameters.expert * share)
     hbm = node.hbm_rate_bytes_per_s
     read_s = read_bytes / (hbm * terms.weight_efficiency)
-    token_s = 2.0 * active / tp / (matrix_rate_flops(node, precision) * terms.flop_efficiency)
+    token_s = 2.0 * active / tp / (matrix_rate_flops(node, card, precision) * terms.flop_efficiency)
     power = shared.smooth_exponent
     exchange_s = np.zeros(max_tokens + 1)
     if tp > 1 and all_reduce is not None:
         exchange_s = (2 * card.layers + 1) * all_reduce_s(all_reduce, tokens * card.hidden * ACTIVATION_BYTES)
     decode_s = terms.step_floor_s + _smooth_max(read_s, token_s * tokens, power) + exchange_s
-    padded = tokens + shared.prefill_padding_tokens
-    mixed_s = terms.step_floor_s + terms.prefill_floor_s + _smooth_max(read_s, token_s * padded, power) + exchange_s
+    mixed_s = decode_s + terms.prefill_floor_s
     decode_s[0] = mixed_s[0] = 0.0
 
     heads_share = max(1, card.kv_heads // tp) / card.kv_heads
-    kv_bytes = card.kv_bytes_per_token(1 if kv_cache_dtype == "fp8" else 2)
+    kv_bytes = card.kv_bytes_per_token(kv_bytes_per_element(kv_cache_dtype))
     per_byte_s = heads_share / (hbm * terms.kv_efficiency)
     per_pair_s = 4.0 * card.heads * card.head_dim / tp / (float(node.flops["bf16"]) * terms.attention_efficiency)
     windows = [group.window for group in card.kv_groups if group.window is not None]

@@ -1,0 +1,245 @@
+"""A calibration finds what made the rows, marks the row that lies, and says the same twice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hardware_profiles.model import load_model_card
+from hardware_profiles.node import load_node
+from hardware_profiles.profile import load_covariance, load_profile, load_residuals, profile_of
+from simulator.all_reduce_curve import all_reduce_curves, link_bytes_per_s
+from simulator.benchmark_rows import BenchmarkRow, RowFile
+from simulator.calibration import FittedProfile, fit_profile, write_profile
+from simulator.closed_loop import predict, predict_rows
+from simulator.coefficients import Layout, build_model, layout_for
+from simulator.engine import EngineConfig
+from simulator.run import simulate
+from simulator.workload import RequestStream
+
+NODE = load_node("mi355x")
+CARD = load_model_card("gpt-oss-120b")
+CURVES = all_reduce_curves(NODE, (1, 4))
+LAYOUT = layout_for(CARD, (1, 4), all_reduce_bits=16.0)
+FILE = RowFile(path="rows.csv", source=("a test",), caveat=("made up",), as_of="2026-01-01")
+
+
+def truth() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Coefficients half a standard deviation off the typical ones, and degrees that differ."""
+    generator = np.random.default_rng(5)
+    return 0.5 * generator.standard_normal(LAYOUT.size)
+
+
+def made_rows() -> tuple[BenchmarkRow, ...]:
+    """What the simulator itself measures under the true coefficients."""
+    rows = [
+        BenchmarkRow(
+            gpu="mi355x",
+            model="gptoss120b",
+            precision="fp4",
+            framework="vllm",
+            tensor_parallel_size=degree,
+            isl=isl,
+            osl=osl,
+            concurrency=concurrency,
+            tpot_s=1.0,
+            tokens_per_s=1.0,
+            file=FILE,
+        )
+        for degree in (1, 4)
+        for isl, osl in ((256, 256), (2048, 128), (128, 1024))
+        for concurrency in (2, 8, 32)
+    ]
+    models = {
+        (degree, "auto"): build_model(
+            LAYOUT.values(truth(), degree),
+            degree,
+            node=NODE,
+            card=CARD,
+            precision="mxfp4",
+            curves=CURVES,
+            max_tokens=8192,
+            kv_cache_dtype="auto",
+        )
+        for degree in (1, 4)
+    }
+    gap_s = LAYOUT.values(truth(), None)["client_gap_s"]
+    measured = predict(rows, models, [400_000] * len(rows), gap_s=gap_s, seed=1)
+    return tuple(
+        replace(row, tpot_s=float(tpot_s), tokens_per_s=float(rate))
+        for row, (tpot_s, rate) in zip(rows, measured, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[BenchmarkRow, ...]:
+    return made_rows()
+
+
+def fitted_to(rows: tuple[BenchmarkRow, ...], *, leave_out: bool = False, seed: int = 1) -> FittedProfile:
+    return fit_profile(
+        rows, node=NODE, card=CARD, precision="fp4", engine="vllm", seed=seed, leave_out=leave_out, starts=1
+    )
+
+
+@pytest.fixture(scope="module")
+def fitted(rows: tuple[BenchmarkRow, ...]) -> FittedProfile:
+    return fitted_to(rows, leave_out=True)
+
+
+def test_rows_made_by_the_simulator_are_predicted_to_a_few_tenths_of_a_percent(fitted: FittedProfile) -> None:
+    for figures in fitted.file.errors["in sample"].values():
+        assert figures.rows == 18
+        assert figures.median < 0.004
+        assert figures.worst < 0.015
+
+
+def test_the_coefficients_that_matter_are_found_again(fitted: FittedProfile) -> None:
+    for degree, terms in fitted.file.tensor_parallel.items():
+        true = LAYOUT.values(truth(), degree)
+        assert terms.step_floor_s == pytest.approx(true["step_floor_s"], rel=0.05)
+        assert terms.prefill_floor_s == pytest.approx(true["prefill_floor_s"], rel=0.25)
+    assert fitted.file.shared.client_gap_s == pytest.approx(LAYOUT.values(truth(), None)["client_gap_s"], rel=0.1)
+
+
+def test_every_group_of_rows_is_left_out_once(fitted: FittedProfile) -> None:
+    for name in ("leave one concurrency out", "leave one shape out", "leave one TP out"):
+        assert fitted.file.errors[name]["tpot"].rows == 18
+        assert fitted.file.errors[name]["tpot"].median >= fitted.file.errors["in sample"]["tpot"].median
+
+
+def test_the_profile_says_what_it_is(fitted: FittedProfile) -> None:
+    file = fitted.file
+    assert file.name == "mi355x/gpt-oss-120b-mxfp4-vllm"
+    assert file.measured.tensor_parallel_size == (1, 4)
+    assert (file.measured.concurrency, file.measured.isl, file.measured.osl) == ((2, 32), (128, 2048), (128, 1024))
+    assert file.sources == ("a test",)
+    assert file.caveats[0] == "made up"
+    assert file.as_of == "2026-01-01"
+    assert file.command.startswith("goodfleet profile fit rows.csv --node mi355x --model gpt-oss-120b")
+    assert "0.00%" in file.kv_sensitivity
+
+
+def test_equal_rows_and_seed_give_equal_bytes_and_another_order_of_rows_does_not_matter(
+    rows: tuple[BenchmarkRow, ...], tmp_path: Path
+) -> None:
+    for folder, order in (("a", rows), ("b", rows[::-1])):
+        write_profile(fitted_to(order[:]), tmp_path / folder / "profile.yaml")
+    for name in ("profile.yaml", "profile.residuals.csv", "profile.covariance.csv"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_written_profile_predicts_what_its_residuals_say(
+    fitted: FittedProfile, rows: tuple[BenchmarkRow, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.yaml"
+    write_profile(fitted, path)
+    profile = load_profile(path)
+    held = load_residuals(profile)
+    order = [(row.tensor_parallel_size, row.isl, row.osl, row.concurrency) for row in held]
+    sorted_rows = sorted(rows, key=lambda r: order.index((r.tensor_parallel_size, r.isl, r.osl, r.concurrency)))
+    predicted = predict_rows(profile, sorted_rows, node=NODE, card=CARD)
+    assert predicted[:, 0] == pytest.approx([row.predicted_tpot_s for row in held], rel=1e-5)
+    assert predicted[:, 1] == pytest.approx([row.predicted_tokens_per_s for row in held], rel=1e-5)
+    assert "--out profile.yaml" in profile.command
+    covariance = load_covariance(profile)
+    assert covariance is not None and "tensor_parallel.4.kv_efficiency" in covariance.terms
+
+
+def test_a_row_that_lies_loses_its_weight_visibly_and_does_not_bend_the_rest(rows: tuple[BenchmarkRow, ...]) -> None:
+    liar = replace(rows[4], tpot_s=rows[4].tpot_s * 1.25, tokens_per_s=rows[4].tokens_per_s / 1.25)
+    found = fitted_to((*rows[:4], liar, *rows[5:]))
+    marked = [row for row in found.residuals if row.weight < 1]
+    assert [(row.isl, row.osl, row.concurrency) for row in marked] == [(liar.isl, liar.osl, liar.concurrency)]
+    assert "robust loss" in marked[0].note
+    assert found.file.errors["in sample"]["tpot"].median < 0.01
+
+
+def test_a_row_down_weighted_by_hand_keeps_its_note_and_is_counted_apart(rows: tuple[BenchmarkRow, ...]) -> None:
+    odd = replace(rows[0], tpot_s=rows[0].tpot_s * 1.5, weight=0.1, note="other kernel")
+    found = fitted_to((odd, *rows[1:]))
+    assert next(row for row in found.residuals if row.weight < 1).note.startswith("other kernel")
+    assert found.file.errors["in sample"]["tpot"].rows == 17
+    assert found.file.errors["in sample, all rows"]["tpot"].rows == 18
+
+
+def test_missing_shapes_and_a_single_degree_are_named(rows: tuple[BenchmarkRow, ...]) -> None:
+    square = tuple(row for row in rows if row.isl == row.osl and row.tensor_parallel_size == 1)
+    caveats = " ".join(fitted_to(square).file.caveats)
+    assert "No prefill-heavy shape" in caveats
+    assert "No decode-heavy shape" in caveats
+    assert "One tensor-parallel degree only" in caveats
+
+
+def test_fewer_rows_leave_the_prefill_less_well_known(fitted: FittedProfile, rows: tuple[BenchmarkRow, ...]) -> None:
+    def sd(found: FittedProfile, term: str) -> float:
+        i = found.covariance.terms.index(term)
+        return math.sqrt(found.covariance.matrix[i][i])
+
+    decode_only = fitted_to(tuple(row for row in rows if row.osl == 1024))
+    assert sd(decode_only, "typical.flop_efficiency") > 1.5 * sd(fitted, "typical.flop_efficiency")
+
+
+def test_a_degree_never_measured_gets_the_shared_values() -> None:
+    layout = Layout(terms=LAYOUT.terms, degrees=(1, 4))
+    z = np.zeros(layout.size)
+    z[layout.columns(4)] = 1.0
+    assert layout.values(z, None) == layout.values(z, 1)
+    raised = layout.values(z, 4)
+    assert raised["step_floor_s"] == pytest.approx(layout.values(z, None)["step_floor_s"] * np.exp(0.1))
+
+
+def test_efficiencies_stay_below_one_however_far_the_search_goes() -> None:
+    values = LAYOUT.values(np.full(LAYOUT.size, 5.0), 4)
+    assert all(0.99 < value < 1.0 for name, value in values.items() if name.endswith("_efficiency"))
+    assert values["large_share"] < 1.0
+    assert link_bytes_per_s(NODE, 8) == pytest.approx(4 * 76.8e9)
+
+
+def test_the_closed_loop_is_the_one_that_simulate_runs(fitted: FittedProfile, rows: tuple[BenchmarkRow, ...]) -> None:
+    row = rows[4]
+    profile = profile_of(fitted.file, Path())
+    values = LAYOUT.values(truth(), row.tensor_parallel_size)
+    model = build_model(
+        values,
+        row.tensor_parallel_size,
+        node=NODE,
+        card=CARD,
+        precision="mxfp4",
+        curves=CURVES,
+        max_tokens=8192,
+        kv_cache_dtype="auto",
+    )
+    requests = 10 * row.concurrency
+    generator = np.random.default_rng([1, 0, row.isl, row.osl, requests])
+    stream = RequestStream(
+        arrival_s=np.where(np.arange(requests) < row.concurrency, 0.0, np.nan),
+        prompt_tokens=generator.integers(int(0.8 * row.isl), row.isl + 1, requests),
+        output_tokens=generator.integers(int(0.8 * row.osl), row.osl + 1, requests),
+        workload=np.zeros(requests, dtype=np.int32),
+        workload_names=("rows",),
+        span_s=float("nan"),
+        clipped_fraction=(0.0,),
+        concurrency=row.concurrency,
+    )
+    engine = EngineConfig(tensor_parallel_size=1, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=8192)
+    log = simulate(stream, engine=engine, model=model, num_blocks=400_000, replicas=1)
+    tpot_s = np.median((log.finish_s - log.first_token_s) / (log.output_tokens - 1))
+    key = (row.tensor_parallel_size, "auto")
+    ((found_tpot_s, found_rate),) = predict([row], {key: model}, [400_000], gap_s=0.0, seed=1, streams=1)
+    assert profile.shared.request_overhead_s == model.request_overhead_s
+    assert found_tpot_s == pytest.approx(tpot_s)
+    tokens = stream.prompt_tokens.sum() + stream.output_tokens.sum()
+    shift_s = model.request_overhead_s  # simulate delays the first wave too; the benchmark's clock starts at its send
+    assert found_rate == pytest.approx(tokens / (log.finish_s.max() - shift_s))
+
+
+def test_where_nobody_measured_the_all_reduce_it_is_assumed_and_says_so() -> None:
+    curve = all_reduce_curves(load_node("h200"), (2, 8))[8]
+    assert curve.how_known.startswith("assumed")
+    assert curve.bytes_per_s == pytest.approx(0.75 * 8 / 14 * load_node("h200").scaleup_bytes_per_s)
+    assert CURVES[4].bytes_per_s == 120.7e9

@@ -1,0 +1,120 @@
+"""Profile names, prefixes and aliases; what a profile file must hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import profile as profiles
+from hardware_profiles.errors import InputError
+from hardware_profiles.profile import (
+    find_profile_name,
+    list_profiles,
+    load_covariance,
+    load_profile,
+    load_residuals,
+)
+
+GPT_OSS = "mi355x/gpt-oss-120b-mxfp4-vllm"
+LLAMA_FP8 = "mi355x/llama-3.3-70b-fp8-vllm"
+LLAMA_MXFP4 = "mi355x/llama-3.3-70b-mxfp4-vllm"
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        (GPT_OSS, GPT_OSS),
+        ("mi355x/gpt-oss-120b", GPT_OSS),
+        ("mi355x/gpt-oss-120b-mxfp4", GPT_OSS),
+        ("mi355x/llama-3.3-70b-fp8", LLAMA_FP8),
+        ("mi355x/llama-3.3-70b-mxfp4", LLAMA_MXFP4),
+        ("mi355x/deepseek-r1-distill-llama-70b-fp8", LLAMA_FP8),
+    ],
+)
+def test_a_prefix_that_ends_at_a_dash_names_one_profile(name: str, full: str) -> None:
+    assert find_profile_name(name) == full
+    assert load_profile(name).name == full
+
+
+def test_an_ambiguous_prefix_lists_what_it_could_mean() -> None:
+    with pytest.raises(InputError, match="ambiguous") as raised:
+        find_profile_name("mi355x/llama-3.3-70b")
+    assert LLAMA_FP8 in str(raised.value) and LLAMA_MXFP4 in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["mi355x/gpt-oss-12", "mi355x", "gpt-oss-120b", "mi355x/nothing", ""])
+def test_half_a_word_names_nothing_and_the_error_lists_what_ships(name: str) -> None:
+    with pytest.raises(InputError, match=f"shipped: .*{GPT_OSS}"):
+        find_profile_name(name)
+
+
+def test_other_engines_and_variants_need_their_full_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = load_profile(GPT_OSS).path.read_text(encoding="utf-8")
+    (tmp_path / "mi355x").mkdir()
+    for stem in ("gpt-oss-120b-mxfp4-vllm", "gpt-oss-120b-mxfp4-vllm_atom", "gpt-oss-120b-mxfp4-vllm-mtp"):
+        (tmp_path / "mi355x" / f"{stem}.yaml").write_text(shipped.replace(GPT_OSS, f"mi355x/{stem}"), encoding="utf-8")
+    monkeypatch.setattr(profiles, "FOLDER", tmp_path)
+    assert find_profile_name("mi355x/gpt-oss-120b") == GPT_OSS
+    assert find_profile_name("mi355x/gpt-oss-120b-mxfp4-vllm_atom") == "mi355x/gpt-oss-120b-mxfp4-vllm_atom"
+    assert find_profile_name("mi355x/gpt-oss-120b-mxfp4-vllm-mtp") == "mi355x/gpt-oss-120b-mxfp4-vllm-mtp"
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_a_shipped_profile_says_where_it_comes_from_and_how_well_it_predicts(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.sources and profile.caveats and profile.command.startswith("goodfleet profile fit ")
+    assert profile.assumed_flags["enable_prefix_caching"] is False
+    assert set(profile.tensor_parallel) == set(profile.measured.tensor_parallel_size) == {1, 2, 4, 8}
+    assert {"in sample", "leave one concurrency out", "leave one shape out", "leave one TP out"} <= set(profile.errors)
+    residuals = load_residuals(profile)
+    assert len(residuals) == max(figures["tpot"].rows for figures in profile.errors.values())
+    assert all(row.note for row in residuals if row.weight != 1)
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_no_efficiency_sits_on_its_bound_and_no_link_carries_more_than_it_can(name: str) -> None:
+    profile = load_profile(name)
+    for terms in (*profile.tensor_parallel.values(), profile.typical):
+        assert terms is not None
+        for field, value in terms:
+            if field.endswith("_efficiency"):
+                assert 0 < value < 0.9995, field
+    bits = 4.5 if profile.model.startswith("llama") else 16
+    for degree, curve in profile.all_reduce.items():
+        assert curve.large_bytes_per_s <= degree / 2 * 76.8e9 * 16 / bits
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_the_covariance_is_one_and_names_numbers_of_the_file(name: str) -> None:
+    profile = load_profile(name)
+    covariance = load_covariance(profile)
+    assert covariance is not None
+    size = len(covariance.terms)
+    assert [len(row) for row in covariance.matrix] == [size] * size
+    for i, path in enumerate(covariance.terms):
+        assert covariance.matrix[i][i] > 0
+        part: object = profile
+        for word in path.split("."):
+            part = part[int(word)] if isinstance(part, dict) else getattr(part, word)
+        assert isinstance(part, float) and part > 0
+        for j in range(i):
+            assert covariance.matrix[i][j] == pytest.approx(covariance.matrix[j][i], rel=1e-3, abs=1e-9)
+
+
+def test_a_profile_without_its_all_reduce_is_refused(tmp_path: Path) -> None:
+    text = load_profile(GPT_OSS).path.read_text(encoding="utf-8")
+    start, end = text.index("all_reduce:"), text.index("tensor_parallel:\n  1:")
+    path = tmp_path / "profile.yaml"
+    path.write_text(f"{text[:start]}all_reduce: {{}}\n{text[end:]}", encoding="utf-8")
+    with pytest.raises(InputError, match="tensor_parallel 2 has no all_reduce entry"):
+        load_profile(path)
+
+
+def test_an_efficiency_above_one_is_refused_with_file_and_key(tmp_path: Path) -> None:
+    text = load_profile(GPT_OSS).path.read_text(encoding="utf-8")
+    path = tmp_path / "profile.yaml"
+    path.write_text(text.replace("    kv_efficiency: 0.", "    kv_efficiency: 1.", 1), encoding="utf-8")
+    with pytest.raises(InputError, match=r"profile.yaml:\d+: tensor_parallel.1.kv_efficiency"):
+        load_profile(path)
