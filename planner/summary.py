@@ -64,7 +64,8 @@ def print_plan(plan: Plan, folder: Path, console: Console) -> None:
         f"{spent.simulated_requests / max(spent.cpu_s, 1e-9):,.0f} requests per CPU-second.",
         highlight=False,
     )
-    console.print(f"Open {folder / 'plan.html'}; confirm {folder / 'shortlist'} on hardware.", highlight=False)
+    then = f"; confirm {folder / 'shortlist'} on hardware" if plan.shortlist else ""
+    console.print(f"Open {folder / 'plan.html'}{then}.", highlight=False)
 
 
 def _workloads(plan: Plan) -> Table:
