@@ -121,6 +121,11 @@ def _print_errors(profile: HardwareProfile, console: Console) -> None:
                 f"{row.bias:+.2%}",
             )
     console.print(table)
+    console.print(
+        "Rows left out were not seen by their refit, but the model's form and starting values were chosen with all rows "
+        "in view: these errors are flattered.",
+        highlight=False,
+    )
 
 
 def _print_residuals(profile: HardwareProfile, console: Console) -> None:

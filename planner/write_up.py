@@ -168,7 +168,8 @@ def _extrapolations(question: Question, best: Confirmed) -> list[str]:
     longest = max(sum(question.mix.mean_tokens(name)) for name in question.mix.workloads)
     if longest > measured.context[1]:
         notes.append(
-            f"Extrapolated: requests of {longest:,.0f} tokens, the profile was measured up to {measured.context[1]:,}."
+            f"Extrapolated: requests of {longest:,.0f} tokens, the profile was measured up to {measured.context[1]:,}; "
+            "long contexts come out too fast (docs/methods/accuracy.md)."
         )
     running = max(s.in_flight_mean for s in best.at.scores) / (best.option.servers * _replicas(best.option))
     if running > measured.concurrency[1]:

@@ -4,7 +4,8 @@ A vector z holds standard deviations from the starting point: first one number p
 tensor-parallel degrees share), then one deviation per degree and pooled term (partial pooling: shared physics times
 exp(deviation_sd x z)). A term's value is start x exp(prior_sd x z_shared + deviation_sd x z_degree), squeezed where it
 has a ceiling: an efficiency e becomes e / (1 + e^6)^(1/6), which stays below 1 and keeps a slope, so that no search
-gets stuck on a bound. The starting points are typical values, not results: they count as one weak observation each.
+gets stuck on a bound. The starting points count as one weak observation each. They are typical values, chosen with the
+shipped fits and their held-out shapes in view, so held-out errors of those fits are somewhat flattered by the choice.
 """
 
 from __future__ import annotations
