@@ -122,8 +122,8 @@ def _print_errors(profile: HardwareProfile, console: Console) -> None:
             )
     console.print(table)
     console.print(
-        "Rows left out were not seen by their refit, but the model's form and starting values were chosen with all rows "
-        "in view: these errors are flattered.",
+        "Rows left out were not seen by their refit, but the model's form and starting values were chosen with all "
+        "rows in view: these errors are flattered.",
         highlight=False,
     )
 
