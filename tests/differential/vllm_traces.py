@@ -42,6 +42,9 @@ class Trace:
     vllm: str
     """The release that did it."""
     steps: tuple[ScheduledStep, ...]
+    hits: tuple[tuple[tuple[str, int], ...], ...]
+    """For each step, (request, tokens) that an admitted request found in the prefix cache. No engine is compared with
+    it: the scheduled tokens and the free blocks say the same."""
 
 
 def vllm_python() -> Path | None:
@@ -81,10 +84,11 @@ def _trace(name: str, workload: ScheduleWorkload, line: dict[str, object]) -> Tr
     steps: list[ScheduledStep] = []
     rows = line["steps"]
     assert isinstance(rows, list)
-    for step, scheduled, preempted, free_blocks in rows:
+    for step, scheduled, preempted, free_blocks, _ in rows:
         pairs = tuple((request, tokens) for request, tokens in scheduled)
         steps.append(ScheduledStep(step=step, scheduled=pairs, preempted=tuple(preempted), free_blocks=free_blocks))
-    return Trace(name=name, workload=workload, vllm=str(line["vllm"]), steps=tuple(steps))
+    hits = tuple(tuple((request, tokens) for request, tokens in row[4]) for row in rows)
+    return Trace(name=name, workload=workload, vllm=str(line["vllm"]), steps=tuple(steps), hits=hits)
 
 
 def cases(seed: int, count: int) -> list[tuple[str, ScheduleWorkload, int]]:
@@ -112,8 +116,9 @@ def write_golden(traces: Sequence[Trace], *, command: str, seed: int) -> None:
     origin = {"vllm": release, "command": command, "seed": str(seed)}
     lines = [json.dumps(origin)]
     for trace in traces:
-        steps = [[s.step, s.scheduled, s.preempted, s.free_blocks] for s in trace.steps]
-        workload = trace.workload.model_dump(exclude_none=True)
+        both = zip(trace.steps, trace.hits, strict=True)
+        steps = [[s.step, s.scheduled, s.preempted, s.free_blocks, hits] for s, hits in both]
+        workload = trace.workload.model_dump(exclude_defaults=True)
         lines.append(json.dumps({"name": trace.name, "workload": workload, "steps": steps}, separators=(",", ":")))
     with GOLDEN.open("wb") as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
         packed.write("".join(line + "\n" for line in lines).encode())
