@@ -47,7 +47,7 @@ class Findings:
     confirmed: tuple[Confirmed, ...]
     simulated: int
     """Configurations of the space that ran at token level."""
-    baseline: Option | Rejection | FleetEvidence | None
+    baseline: Option | Rejection | FleetEvidence
     """An option when it can meet the targets; evidence at the limit when it cannot; a rejection when it cannot run."""
     baseline_configuration: Configuration | None
     nearest: tuple[Ranked, FleetEvidence] | None

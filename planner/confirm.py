@@ -14,10 +14,11 @@ from functools import partial
 import numpy as np
 
 from planner.bound import load_bound
-from planner.feasibility import Configuration, Rejection, check
+from planner.feasibility import Configuration, Rejection
 from planner.question import Option, Question
 from planner.search import Funnel, Ranked, bisect_load, simplicity
 from planner.sizing import FleetEvidence, SizedFleet, bracket, evidence_of
+from planner.space import baseline_configuration
 
 __all__ = ["Confirmed", "confirm", "nearest_miss", "size_baseline", "size_options"]
 
@@ -173,17 +174,10 @@ def _met_draws(question: Question, option: Option, servers: int) -> int:
     return met
 
 
-def size_baseline(question: Question) -> tuple[Option | Rejection | FleetEvidence | None, Configuration | None]:
-    """What runs today (else vLLM's defaults at the smallest TP that fits), sized for the same load."""
-    platform = question.platforms[0]
-    flags = question.loaded.scenario.baseline_flags()
-    given = flags.get("tensor_parallel_size")
-    result: Configuration | Rejection | None = None
-    for degree in [given] if given is not None else sorted(platform.profile.tensor_parallel):
-        result = check(platform, {**flags, "tensor_parallel_size": degree})
-        if isinstance(result, Configuration):
-            break
-    if not isinstance(result, Configuration):
+def size_baseline(question: Question) -> tuple[Option | Rejection | FleetEvidence, Configuration | None]:
+    """The baseline (else vLLM's defaults at the smallest TP that fits), sized for the same load."""
+    result = baseline_configuration(question.loaded.scenario, question.platforms[0])
+    if isinstance(result, Rejection):
         return result, None
     question.progress("sizing the baseline", 0, 1)
     ceiling = load_bound(result, question.screen.model(result), question.mix)

@@ -10,10 +10,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from planner.feasibility import Configuration, Rejection, check
+from planner.feasibility import Configuration, Rejection
 from planner.screen import Screen
 from planner.sizing import FleetEvidence, Interval, interval_of
-from planner.space import find_platforms
+from planner.space import baseline_configuration, find_platforms
 from simulator.hardware_check import load_model_and_nodes
 from simulator.mix import Mix
 from simulator.run import simulate
@@ -116,16 +116,8 @@ def simulate_fleet(
 ) -> FleetSimulation:
     """Run the baseline's flags (else vLLM's defaults at the smallest TP that fits) on so many servers."""
     card, nodes = load_model_and_nodes(loaded)
-    platform = find_platforms(loaded, card, nodes)[0]
-    flags = loaded.scenario.baseline_flags()
-    given = flags.get("tensor_parallel_size")
-    result: Configuration | Rejection | None = None
-    for degree in [given] if given is not None else sorted(platform.profile.tensor_parallel):
-        result = check(platform, {**flags, "tensor_parallel_size": degree})
-        if isinstance(result, Configuration):
-            break
-    if not isinstance(result, Configuration):
-        assert result is not None
+    result = baseline_configuration(loaded.scenario, find_platforms(loaded, card, nodes)[0])
+    if isinstance(result, Rejection):
         section = "baseline" if loaded.scenario.baseline is not None else "engine"
         raise loaded.error(f"{result.detail}; change the flags of {section}", (section,))
     mix = Mix(workloads=loaded.scenario.workloads, traces=loaded.traces, max_model_len=result.engine.max_model_len)

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
 from hardware_profiles.profile import HardwareProfile, list_profiles, load_profile
-from planner.feasibility import Platform
+from planner.feasibility import Configuration, Platform, Rejection, check
 from simulator.flags import FlagValue
 from simulator.scenario import LoadedScenario, Scenario
 from simulator.traffic import ClosedTraffic
 
-__all__ = ["combinations", "find_platforms", "refuse_closed_loops"]
+__all__ = ["baseline_configuration", "combinations", "find_platforms", "refuse_closed_loops"]
 
 DEFAULT_MAX_NUM_SEQS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DEFAULT_MAX_NUM_BATCHED_TOKENS = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
@@ -66,6 +66,15 @@ def combinations(scenario: Scenario, platform: Platform) -> Iterator[dict[str, F
         lists = {"tensor_parallel_size": tuple(platform.profile.tensor_parallel), **lists}
     for values in itertools.product(*lists.values()):
         yield {**fixed, **dict(zip(lists, values, strict=True))}
+
+
+def baseline_configuration(scenario: Scenario, platform: Platform) -> Configuration | Rejection:
+    """What runs today, else vLLM's defaults; without a given TP the smallest that can run, or why none can."""
+    flags = scenario.baseline_flags()
+    given = flags.get("tensor_parallel_size")
+    degrees = [given] if given is not None else sorted(platform.profile.tensor_parallel)
+    results = [check(platform, {**flags, "tensor_parallel_size": degree}) for degree in degrees]
+    return next((r for r in results if isinstance(r, Configuration)), results[-1])
 
 
 def refuse_closed_loops(loaded: LoadedScenario) -> None:

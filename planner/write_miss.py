@@ -16,10 +16,8 @@ from planner.sizing import FleetEvidence
 __all__ = ["baseline_of", "nearest_miss_of"]
 
 
-def baseline_of(findings: Findings) -> Baseline | None:
+def baseline_of(findings: Findings) -> Baseline:
     question, found, configuration = findings.question, findings.baseline, findings.baseline_configuration
-    if found is None:
-        return None
     today = question.loaded.scenario.baseline.servers if question.loaded.scenario.baseline is not None else None
     if isinstance(found, Rejection):
         return Baseline(
