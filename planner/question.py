@@ -24,6 +24,7 @@ from planner.sizing import SizedFleet
 from planner.space import find_platforms, refuse_closed_loops
 from simulator.hardware_check import load_model_and_nodes
 from simulator.mix import Mix
+from simulator.run import Routing
 from simulator.scenario import Cost, LoadedScenario
 
 __all__ = ["Option", "Progress", "Question", "make_question"]
@@ -63,7 +64,7 @@ class Question:
         return self.loaded.scenario.fleet.spare_servers
 
     @property
-    def routing(self) -> str:
+    def routing(self) -> Routing:
         return self.loaded.scenario.fleet.routing
 
     def price(self, configuration: Configuration) -> Price:

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.feasibility import Configuration
 from simulator.mix import Mix
-from simulator.run import Window, simulate
+from simulator.run import Routing, Window, simulate
 from simulator.score import Score, score
 from simulator.steady import EndToEnd, Replicas, SteadyRun, end_to_end, steady_run
 from simulator.steptime import StepTimeModel, step_time_model
@@ -105,7 +105,7 @@ class Screen:
         self.spent.compile_s += time.perf_counter() - began_s
 
     def rank_run(
-        self, configuration: Configuration, load: float, *, whole_server: bool = False, routing: str = "round_robin"
+        self, configuration: Configuration, load: float, *, whole_server: bool = False, routing: Routing = "round_robin"
     ) -> RankRun:
         """One replica, or all of a server behind its router, where the server carries `load` times the mix."""
         replicas = configuration.replicas_per_server if whole_server else 1
@@ -122,7 +122,7 @@ class Screen:
                 num_blocks=configuration.num_blocks,
                 replicas=replicas,
                 window=Window(start_s=start_s, end_s=end_s),
-                routing="round_robin" if routing == "round_robin" else "least_outstanding",
+                routing=routing,
             )
             self._account(configuration, len(log), log.replica_times.steps if log.replica_times is not None else None)
             judged = score(log, self.targets)
@@ -147,7 +147,7 @@ class Screen:
         servers: int,
         multiplier: float,
         seed: np.random.SeedSequence,
-        routing: str,
+        routing: Routing,
         time_factor: float = 1.0,
         guess: EndToEnd | None = None,
         certify: bool = True,
@@ -164,7 +164,7 @@ class Screen:
             count=servers * configuration.replicas_per_server,
             multiplier=multiplier,
             seed=seed,
-            routing="round_robin" if routing == "round_robin" else "least_outstanding",
+            routing=routing,
             guess=guess,
             certify=certify,
         )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from planner.bound import load_bound
 from planner.feasibility import Configuration
 from planner.screen import RankRun, Screen
+from simulator.run import Routing
 
 __all__ = ["Funnel", "Ranked", "bisect_load", "run_funnel", "simplicity"]
 
@@ -61,7 +62,7 @@ class Funnel:
     """Capacity the first rung was run at; 0 when nothing met its targets."""
 
 
-def run_funnel(screen: Screen, feasible: Sequence[Configuration], *, routing: str, progress: Progress) -> Funnel:
+def run_funnel(screen: Screen, feasible: Sequence[Configuration], *, routing: Routing, progress: Progress) -> Funnel:
     """Rank the feasible configurations of one platform."""
     bounds = {c: load_bound(c, screen.model(c), screen.mix) for c in feasible}
     sample = _sample(feasible)
@@ -131,7 +132,7 @@ def bisect_load(
     ceiling: float,
     probes: int,
     whole_server: bool = False,
-    routing: str = "round_robin",
+    routing: Routing = "round_robin",
 ) -> Ranked:
     """Largest load per server at which the targets hold. `start` is tried first where it is known to be of interest."""
     low, high, run = 0.0, ceiling, None

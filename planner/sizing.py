@@ -15,6 +15,7 @@ from scipy import stats
 
 from planner.feasibility import Configuration
 from planner.screen import Screen
+from simulator.run import Routing
 from simulator.score import Score
 from simulator.steady import EndToEnd
 
@@ -120,7 +121,7 @@ def evidence_of(
     servers: int,
     load: float,
     seeds: Sequence[np.random.SeedSequence],
-    routing: str,
+    routing: Routing,
     guess: EndToEnd | None = None,
     certify: bool = True,
 ) -> FleetEvidence:
@@ -154,7 +155,7 @@ def bracket(
     guess: int,
     limit: int,
     seeds: Sequence[np.random.SeedSequence],
-    routing: str,
+    routing: Routing,
     stay: EndToEnd | None,
     progress: Callable[[int], None],
 ) -> SizedFleet | FleetEvidence:
