@@ -124,7 +124,8 @@ class Screen:
                 window=Window(start_s=start_s, end_s=end_s),
                 routing=routing,
             )
-            self._account(configuration, len(log), log.replica_times.steps if log.replica_times is not None else None)
+            assert log.replica_times is not None  # every simulated log has them
+            self._account(configuration, requests=len(log), steps=int(log.replica_times.steps.sum()))
             judged = score(log, self.targets)
             stay = end_to_end(log)
             if start_s >= 1.5 * stay.p95_s or factor >= LONGEST * least or judged.saturated:
@@ -168,10 +169,7 @@ class Screen:
             guess=guess,
             certify=certify,
         )
-        self.simulated.add(configuration)
-        self.spent.simulations += run.attempts
-        self.spent.simulated_requests += run.simulated_requests
-        self.spent.engine_steps += run.engine_steps
+        self._account(configuration, runs=run.attempts, requests=run.simulated_requests, steps=run.engine_steps)
         return run
 
     def _source(self, factor: int) -> StreamSource:
@@ -185,11 +183,11 @@ class Screen:
             )
         return self._sources[factor]
 
-    def _account(self, configuration: Configuration, requests: int, steps: object) -> None:
+    def _account(self, configuration: Configuration, *, requests: int, steps: int, runs: int = 1) -> None:
         self.simulated.add(configuration)
-        self.spent.simulations += 1
+        self.spent.simulations += runs
         self.spent.simulated_requests += requests
-        self.spent.engine_steps += int(np.sum(steps)) if isinstance(steps, np.ndarray) else 0
+        self.spent.engine_steps += steps
 
 
 def _passes(judged: Score, name: str) -> bool:
