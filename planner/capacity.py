@@ -13,14 +13,13 @@ from planner.confirm import equal_capacity_first
 from planner.feasibility import Configuration, Rejection, check
 from planner.question import Progress, Question, make_question
 from planner.search import Ranked, run_funnel
-from planner.sizing import FleetEvidence, evidence_of
+from planner.sizing import SEARCH_SEEDS, FleetEvidence, evidence_of
 from planner.space import combinations
 from simulator.scenario import LoadedScenario
 
 __all__ = ["Capacity", "capacity_of"]
 
 FINALISTS = 2
-SEARCH_SEEDS = 3
 PRECISION = 0.01
 """The bisection ends when the bracket is narrower than 1 %."""
 

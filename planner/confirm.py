@@ -17,13 +17,12 @@ from planner.bound import load_bound
 from planner.feasibility import Configuration, Rejection
 from planner.question import Option, Question
 from planner.search import Funnel, Ranked, bisect_load, simplicity
-from planner.sizing import FleetEvidence, SizedFleet, bracket, evidence_of
+from planner.sizing import SEARCH_SEEDS, FleetEvidence, SizedFleet, bracket, evidence_of
 from planner.space import baseline_configuration
 
 __all__ = ["Confirmed", "confirm", "nearest_miss", "size_baseline", "size_options"]
 
 DEMAND_SEEDS = 4
-SEARCH_SEEDS = 3
 DRAWS = 32
 FINALISTS_PER_PLATFORM = 3
 SAME_CAPACITY = 0.02

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from planner.feasibility import Configuration, Rejection
 from planner.screen import Screen
-from planner.sizing import FleetEvidence, Interval, interval_of
+from planner.sizing import FleetEvidence
 from planner.space import baseline_configuration, find_platforms
 from simulator.hardware_check import load_model_and_nodes
 from simulator.mix import Mix
@@ -46,9 +45,6 @@ class FleetSimulation:
     @property
     def saturated(self) -> bool:
         return any(s.saturated for s in self.scores)
-
-    def interval(self, values: Sequence[float]) -> Interval:
-        return interval_of(values)
 
     def little(self) -> tuple[float, float]:
         """Mean requests in flight, and rate times mean time in the system: equal in a steady run."""

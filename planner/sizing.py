@@ -19,9 +19,10 @@ from simulator.run import Routing
 from simulator.score import Score
 from simulator.steady import EndToEnd
 
-__all__ = ["FleetEvidence", "Interval", "SizedFleet", "bracket", "evidence_of", "interval_of"]
+__all__ = ["SEARCH_SEEDS", "FleetEvidence", "Interval", "SizedFleet", "bracket", "evidence_of", "interval_of"]
 
 SEARCH_SEEDS = 3
+"""Replications that look for a fleet size or a load, before full runs confirm it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +97,11 @@ class FleetEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedFleet:
-    """The smallest fleet of one configuration that meets the targets at a load, with both sides of the bracket."""
+    """The smallest fleet of one configuration that meets the targets at a load."""
 
     configuration: Configuration
     servers: int
     meets: FleetEvidence
-    misses: FleetEvidence | None
-    """One server fewer; None when one server is enough."""
 
 
 def interval_of(values: Sequence[float], *, low: float = -np.inf, high: float = np.inf) -> Interval:
@@ -190,5 +189,4 @@ def bracket(
             low = n
             n = min(limit, low + step) if high == limit + 1 else (low + high) // 2
         step *= 2
-    n = high
-    return SizedFleet(configuration=configuration, servers=n, meets=look(n), misses=look(n - 1) if n > 1 else None)
+    return SizedFleet(configuration=configuration, servers=high, meets=look(high))

@@ -22,7 +22,6 @@ __all__ = ["Score", "Targets", "WorkloadScore", "required_requests", "score", "t
 
 Floats = NDArray[np.float64]
 
-METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES = (50, 90, 95, 99)
 
 
