@@ -11,8 +11,8 @@ from typing import Any
 
 from planner.confirm import equal_capacity_first
 from planner.feasibility import Configuration, Rejection, check
-from planner.question import Progress, Question, make_question
-from planner.search import Ranked, run_funnel
+from planner.question import Question, make_question
+from planner.search import Progress, Ranked, run_funnel
 from planner.sizing import SEARCH_SEEDS, FleetEvidence, evidence_of
 from planner.space import combinations
 from simulator.scenario import LoadedScenario
@@ -59,7 +59,7 @@ class Capacity:
 
 def capacity_of(loaded: LoadedScenario, servers: int, progress: Progress | None = None) -> Capacity:
     """Answer for `servers` serving servers; spare servers and headroom of the scenario are left out."""
-    question = make_question(loaded, progress if progress is not None else lambda stage, done, total: None)
+    question = make_question(loaded, progress)
     ranked: list[Ranked] = []
     rejection: Rejection | None = None
     for platform in question.platforms:

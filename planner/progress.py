@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from planner.question import Progress as Callback
+from planner.search import Progress as Callback
 
 __all__ = ["shown"]
 

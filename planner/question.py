@@ -7,7 +7,6 @@ the fleet, one for the draws of model error. So equal scenarios give equal plans
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -19,7 +18,7 @@ from hardware_profiles.prices import Price, load_price_book
 from planner.cost import monthly_cost_usd, months_from
 from planner.feasibility import Configuration, Platform
 from planner.screen import Screen
-from planner.search import Ranked
+from planner.search import Progress, Ranked
 from planner.sizing import SizedFleet
 from planner.space import find_platforms, refuse_closed_loops
 from simulator.hardware_check import load_model_and_nodes
@@ -27,11 +26,9 @@ from simulator.mix import Mix
 from simulator.run import Routing
 from simulator.scenario import Cost, LoadedScenario
 
-__all__ = ["Option", "Progress", "Question", "make_question"]
+__all__ = ["Option", "Question", "make_question"]
 
 REPLICATIONS = 8
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +89,8 @@ class Option:
         return self.ranked.configuration
 
 
-def make_question(loaded: LoadedScenario, progress: Progress) -> Question:
-    """Look up everything a scenario names; a name that does not exist is an `InputError`."""
+def make_question(loaded: LoadedScenario, progress: Progress | None = None) -> Question:
+    """Look up everything a scenario names; a name that does not exist is an `InputError`. Silent without `progress`."""
     scenario = loaded.scenario
     refuse_closed_loops(loaded)
     card, nodes = load_model_and_nodes(loaded)
@@ -116,7 +113,7 @@ def make_question(loaded: LoadedScenario, progress: Progress) -> Question:
         screen=Screen(mix, rank_seed),
         replications=tuple(fleet_seed.spawn(REPLICATIONS)),
         draw_seed=draw_seed,
-        progress=progress,
+        progress=progress if progress is not None else lambda stage, done, total: None,
     )
 
 

@@ -23,7 +23,7 @@ from planner.feasibility import Configuration
 from planner.screen import RankRun, Screen
 from simulator.run import Routing
 
-__all__ = ["Funnel", "Ranked", "bisect_load", "run_funnel", "simplicity"]
+__all__ = ["Funnel", "Progress", "Ranked", "bisect_load", "run_funnel", "simplicity"]
 
 SAMPLE_PER_DEGREE = 8
 SURVIVORS = 40
@@ -36,6 +36,7 @@ PROBES = 6
 """A bisection ends when the bracket is narrower than 2^-6 of its lower end: 1.6 %."""
 
 Progress = Callable[[str, int, int], None]
+"""Told of the stage, how many of its parts are done, and of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

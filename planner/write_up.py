@@ -16,8 +16,9 @@ from planner.plan_file import (
     RejectionRow,
     Screened,
 )
-from planner.question import Option, Progress, Question, make_question
+from planner.question import Option, Question, make_question
 from planner.recipe import shortlisted
+from planner.search import Progress
 from planner.write_best import best_of
 from planner.write_miss import baseline_of, nearest_miss_of
 from simulator.scenario import LoadedScenario
@@ -30,7 +31,7 @@ VLLM_VERSION = "0.32.0"
 
 def make_plan(loaded: LoadedScenario, progress: Progress | None = None) -> Plan:
     """Answer a scenario. A user's mistake is an `InputError`; that nothing meets the targets is an answer."""
-    question = make_question(loaded, progress if progress is not None else lambda stage, done, total: None)
+    question = make_question(loaded, progress)
     return write_up(find_answer(question))
 
 

@@ -134,7 +134,7 @@ def test_a_cache_smaller_than_one_request_is_a_rejection(tmp_path: Path) -> None
 
 
 def test_the_funnel_finds_what_exhaustive_bisection_finds(small_scenario: Path) -> None:
-    question = make_question(load_scenario(small_scenario), quiet)
+    question = make_question(load_scenario(small_scenario))
     platform = question.platforms[0]
     found = [check(platform, flags) for flags in combinations(question.loaded.scenario, platform)]
     feasible = [c for c in found if isinstance(c, Configuration)]
@@ -161,7 +161,7 @@ def test_more_servers_carry_at_least_as_much_and_the_plan_fits_its_own_capacity(
 
 
 def test_the_bracket_finds_the_same_size_from_any_guess(small_scenario: Path) -> None:
-    question = make_question(load_scenario(small_scenario), quiet)
+    question = make_question(load_scenario(small_scenario))
     platform = question.platforms[0]
     flags = {"tensor_parallel_size": 8, "max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 8192}
     configuration = check(platform, flags)
@@ -185,7 +185,7 @@ def test_the_bracket_finds_the_same_size_from_any_guess(small_scenario: Path) ->
 
 
 def test_attainment_intervals_come_from_replications(small_scenario: Path) -> None:
-    question = make_question(load_scenario(small_scenario), quiet)
+    question = make_question(load_scenario(small_scenario))
     configuration = check(question.platforms[0], {"tensor_parallel_size": 1, "max_model_len": 8192})
     assert isinstance(configuration, Configuration)
     evidence = evidence_of(
@@ -203,7 +203,7 @@ def test_attainment_intervals_come_from_replications(small_scenario: Path) -> No
 
 
 def test_a_configuration_outside_the_sample_is_found_when_the_sample_meets_nothing(small_scenario: Path) -> None:
-    question = make_question(load_scenario(small_scenario), quiet)
+    question = make_question(load_scenario(small_scenario))
     platform = question.platforms[0]
 
     def of(seqs: int, tokens: int) -> Configuration:
