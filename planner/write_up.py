@@ -9,6 +9,7 @@ from typing import Literal
 from hardware_profiles.profile import HardwareProfile
 from planner.answer import Findings, find_answer
 from planner.confirm import SAME_CAPACITY, Confirmed
+from planner.extrapolation import extrapolations
 from planner.plan_file import (
     Candidate,
     Plan,
@@ -144,7 +145,7 @@ def _notes(findings: Findings) -> tuple[str, ...]:
                 f"The plan changes the weights' precision from {base.platform.precision} to "
                 f"{chosen.platform.precision}; answer quality is not modelled."
             )
-        notes += _extrapolations(question, best)
+        notes += extrapolations(question, best)
         age = (question.as_of - question.price(chosen).date).days
         if age > 90:
             notes.append(f"The price is {age} days old; ask for a quote.")
@@ -153,42 +154,6 @@ def _notes(findings: Findings) -> tuple[str, ...]:
         notes.append("Simulated, not validated on hardware: measure the shortlist on a real server before you buy.")
     notes.append("The rates of the scenario are taken to hold all day and all month.")
     return tuple(notes)
-
-
-def _extrapolations(question: Question, best: Confirmed) -> list[str]:
-    """Where the answer leaves what was measured."""
-    profile = best.option.configuration.platform.profile
-    measured = profile.measured
-    notes: list[str] = []
-    kv_type, kv_measured = best.option.configuration.engine.kv_cache_dtype, profile.assumed_flags.get("kv_cache_dtype")
-    if kv_measured is not None and kv_type != kv_measured:
-        notes.append(
-            f"Extrapolated: kv_cache_dtype {kv_type}; the profile was measured with {kv_measured}, so its speed is "
-            "taken from its bytes."
-        )
-    longest = max(sum(question.mix.mean_tokens(name)) for name in question.mix.workloads)
-    if longest > measured.context[1]:
-        notes.append(
-            f"Extrapolated: requests of {longest:,.0f} tokens, the profile was measured up to {measured.context[1]:,}; "
-            "long contexts come out too fast (docs/methods/accuracy.md)."
-        )
-    running = max(s.in_flight_mean for s in best.at.scores) / (best.option.servers * _replicas(best.option))
-    if running > measured.concurrency[1]:
-        notes.append(
-            f"Extrapolated: {running:,.0f} requests in flight per replica, measured up to {measured.concurrency[1]}."
-        )
-    chunk = best.option.configuration.engine.max_num_batched_tokens
-    curve = profile.all_reduce.get(best.option.configuration.engine.tensor_parallel_size)
-    if curve is not None and chunk * question.card.hidden * 2 > curve.to_bytes:
-        notes.append(
-            f"Extrapolated all-reduce: a full step of {chunk:,} tokens exchanges "
-            f"{chunk * question.card.hidden * 2 / 1e6:,.0f} MB, measured up to {curve.to_bytes / 1e6:,.0f} MB."
-        )
-    return notes
-
-
-def _replicas(option: Option) -> int:
-    return option.configuration.replicas_per_server
 
 
 def _candidate(question: Question, option: Option, best: Confirmed | None, tied: list[Option]) -> Candidate:
