@@ -7,7 +7,7 @@ apart. Run with `make bench`, or `pytest tests/bench -m bench -s`.
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from simulator.run import simulate
 from simulator.steptime import StepTimeModel, step_time_model
 from simulator.tables import ERROR, FINISHED, LEAST_OUTSTANDING, STATE, STEP_COUNT, World, make_world
 from simulator.workload import RequestStream
+from tests.step_times import NO_TIME
 
 pytestmark = pytest.mark.bench
 
@@ -62,20 +63,14 @@ def shipped_model() -> tuple[str, StepTimeModel]:
         node, card = load_node(profile.node), load_model_card(profile.model)
         model = step_time_model(profile, node=node, card=card, tensor_parallel_size=1, max_tokens=BUDGET)
         return f"profile {PROFILE}, TP 1", model
-    model = StepTimeModel(
+    model = replace(
+        NO_TIME,
         decode_s=4e-3 + 5e-5 * np.arange(SEATS + 1, dtype=np.float64),
         mixed_s=4e-3 + 2e-5 * np.arange(BUDGET + 1, dtype=np.float64),
         sequence_s=1e-5,
         kv_s=1e-8,
-        window_kv_s=0.0,
         attention_s=1e-10,
-        window_attention_s=0.0,
-        prefill_request_s=0.0,
-        host_s=0.0,
-        host_sequence_s=0.0,
         sync_s=1e-4,
-        request_overhead_s=0.0,
-        window_tokens=0,
     )
     return "no profile shipped: steps of 4 ms + 50 us per sequence, 20 us per prompt token", model
 

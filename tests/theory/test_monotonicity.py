@@ -16,8 +16,8 @@ from simulator.engine import EngineConfig
 from simulator.log import RequestLog
 from simulator.run import Window, simulate
 from simulator.score import Score, Targets, score
-from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
+from tests.step_times import NO_TIME
 
 Floats = NDArray[np.float64]
 
@@ -26,20 +26,16 @@ BUDGET = 512
 ENGINE = EngineConfig(tensor_parallel_size=1, max_num_seqs=24, max_num_batched_tokens=BUDGET, max_model_len=4096)
 PROMISED = Targets(per_request_s={"ttft": 0.5, "tpot": 0.05}, percentiles=(), attainment=0.9, deadline_s=None)
 TOKENS = np.arange(BUDGET + 1, dtype=np.float64)
-MODEL = StepTimeModel(
+MODEL = replace(
+    NO_TIME,
     decode_s=0.02 + 2e-4 * TOKENS,
     mixed_s=0.025 + 2e-4 * TOKENS,
     sequence_s=1e-4,
     kv_s=1e-7,
-    window_kv_s=0.0,
     attention_s=1e-8,
-    window_attention_s=0.0,
-    prefill_request_s=0.0,
     host_s=0.01,
     host_sequence_s=1e-4,
     sync_s=1e-3,
-    request_overhead_s=0.0,
-    window_tokens=0,
 )
 
 

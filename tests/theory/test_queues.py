@@ -6,7 +6,7 @@ and 330 (2026-02-21), https://github.com/AsyncFlow-Sim/AsyncFlow/pull/32.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import factorial
 
 import numpy as np
@@ -17,8 +17,8 @@ from scipy import optimize, stats
 from simulator.engine import EngineConfig
 from simulator.log import RequestLog
 from simulator.run import Routing, simulate
-from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
+from tests.step_times import NO_TIME
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.int64]]
 
@@ -63,21 +63,7 @@ def play(
     rng = np.random.default_rng([seed, 20260221])
     sequences = np.arange(SEATS + 1, dtype=np.float64)
     seconds: NDArray[np.float64] = step_s * (sequences if step_per_sequence else np.ones(SEATS + 1))
-    model = StepTimeModel(
-        decode_s=seconds,
-        mixed_s=seconds,
-        sequence_s=0.0,
-        kv_s=0.0,
-        window_kv_s=0.0,
-        attention_s=0.0,
-        window_attention_s=0.0,
-        prefill_request_s=0.0,
-        host_s=0.0,
-        host_sequence_s=0.0,
-        sync_s=0.0,
-        request_overhead_s=0.0,
-        window_tokens=0,
-    )
+    model = replace(NO_TIME, decode_s=seconds, mixed_s=seconds)
     arrival_s = np.cumsum(rng.exponential(1 / rate_rps, requests))
     stream = RequestStream(
         arrival_s=arrival_s,

@@ -19,6 +19,7 @@ from simulator.closed_loop import predict, predict_rows
 from simulator.coefficients import Layout, build_model, layout_for
 from simulator.engine import EngineConfig
 from simulator.run import simulate
+from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
 
 NODE = load_node("mi355x")
@@ -32,6 +33,19 @@ def truth() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Coefficients half a standard deviation off the typical ones, and degrees that differ."""
     generator = np.random.default_rng(5)
     return 0.5 * generator.standard_normal(LAYOUT.size)
+
+
+def true_model(degree: int) -> StepTimeModel:
+    return build_model(
+        LAYOUT.values(truth(), degree),
+        degree,
+        node=NODE,
+        card=CARD,
+        precision="mxfp4",
+        curves=CURVES,
+        max_tokens=8192,
+        kv_cache_dtype="auto",
+    )
 
 
 def made_rows() -> tuple[BenchmarkRow, ...]:
@@ -54,19 +68,7 @@ def made_rows() -> tuple[BenchmarkRow, ...]:
         for isl, osl in ((256, 256), (2048, 128), (128, 1024))
         for concurrency in (2, 8, 32)
     ]
-    models = {
-        (degree, "auto"): build_model(
-            LAYOUT.values(truth(), degree),
-            degree,
-            node=NODE,
-            card=CARD,
-            precision="mxfp4",
-            curves=CURVES,
-            max_tokens=8192,
-            kv_cache_dtype="auto",
-        )
-        for degree in (1, 4)
-    }
+    models = {(degree, "auto"): true_model(degree) for degree in (1, 4)}
     gap_s = LAYOUT.values(truth(), None)["client_gap_s"]
     measured = predict(rows, models, [400_000] * len(rows), gap_s=gap_s, seed=1)
     return tuple(
@@ -203,17 +205,7 @@ def test_efficiencies_stay_below_one_however_far_the_search_goes() -> None:
 def test_the_closed_loop_is_the_one_that_simulate_runs(fitted: FittedProfile, rows: tuple[BenchmarkRow, ...]) -> None:
     row = rows[4]
     profile = profile_of(fitted.file, Path())
-    values = LAYOUT.values(truth(), row.tensor_parallel_size)
-    model = build_model(
-        values,
-        row.tensor_parallel_size,
-        node=NODE,
-        card=CARD,
-        precision="mxfp4",
-        curves=CURVES,
-        max_tokens=8192,
-        kv_cache_dtype="auto",
-    )
+    model = true_model(row.tensor_parallel_size)
     requests = 10 * row.concurrency
     generator = np.random.default_rng([1, 0, row.isl, row.osl, requests])
     stream = RequestStream(

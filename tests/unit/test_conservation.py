@@ -14,9 +14,9 @@ from simulator.engine import EngineConfig
 from simulator.kernel import run_kernel
 from simulator.log import ReplicaTimes, RequestLog
 from simulator.run import Window, simulate
-from simulator.steptime import StepTimeModel
 from simulator.tables import DISCARDED_TOKENS, FREE_BLOCKS, OUTSTANDING, World
 from simulator.workload import RequestStream
+from tests.step_times import NO_TIME
 
 NUM_BLOCKS = 24
 OVERHEAD_S = 0.01
@@ -27,20 +27,15 @@ def play() -> RequestLog:
     rng = np.random.default_rng(7)
     count = 60
     tokens = np.arange(65, dtype=np.float64)
-    model = StepTimeModel(
+    model = replace(
+        NO_TIME,
         decode_s=0.01 + 1e-4 * tokens,
         mixed_s=0.012 + 1e-4 * tokens,
         sequence_s=1e-4,
         kv_s=1e-6,
-        window_kv_s=0.0,
         attention_s=1e-7,
-        window_attention_s=0.0,
-        prefill_request_s=0.0,
-        host_s=0.0,
-        host_sequence_s=0.0,
         sync_s=1e-3,
         request_overhead_s=OVERHEAD_S,
-        window_tokens=0,
     )
     stream = RequestStream(
         arrival_s=np.sort(rng.random(count)),

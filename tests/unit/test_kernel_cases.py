@@ -28,6 +28,7 @@ from simulator.tables import (
     make_world,
 )
 from simulator.workload import RequestStream
+from tests.step_times import NO_TIME
 
 CASES = Path(__file__).parent / "cases"
 BACKENDS: tuple[Literal["kernel", "reference"], ...] = ("kernel", "reference")
@@ -37,24 +38,8 @@ both = pytest.mark.parametrize("backend", BACKENDS)
 
 def constant_steps(step_s: float = 1.0, *, max_tokens: int = 8192, **terms: Any) -> StepTimeModel:
     """Every step takes step_s, whatever it holds, but for the terms that are given."""
-    return replace(
-        StepTimeModel(
-            decode_s=np.full(max_tokens + 1, step_s),
-            mixed_s=np.full(max_tokens + 1, step_s),
-            sequence_s=0.0,
-            kv_s=0.0,
-            window_kv_s=0.0,
-            attention_s=0.0,
-            window_attention_s=0.0,
-            prefill_request_s=0.0,
-            host_s=0.0,
-            host_sequence_s=0.0,
-            sync_s=0.0,
-            request_overhead_s=0.0,
-            window_tokens=0,
-        ),
-        **terms,
-    )
+    seconds = np.full(max_tokens + 1, step_s)
+    return replace(NO_TIME, **{"decode_s": seconds, "mixed_s": seconds} | terms)
 
 
 def engine_of(**flags: int) -> EngineConfig:

@@ -1,6 +1,6 @@
 """The request log's columns are a contract, and what is written is what was there."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import nan
 from pathlib import Path
 
@@ -11,8 +11,8 @@ import pytest
 from simulator.engine import EngineConfig
 from simulator.log import LOG_COLUMNS, PHASES, STATUSES, RequestLog, write_log
 from simulator.run import Window, simulate
-from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
+from tests.step_times import NO_TIME
 
 CONTRACT = [
     "request_id",
@@ -39,21 +39,7 @@ SECONDS = ("arrival_s", "sent_s", "scheduled_s", "first_token_s", "finish_s", "i
 def simulated_log() -> RequestLog:
     """Six requests on a small replica, and one too late: all phases; finished, rejected and unfinished ones."""
     steps_s = np.full(65, 0.1) + np.arange(65) / 3000  # thirds, so that text must carry every digit
-    model = StepTimeModel(
-        decode_s=steps_s,
-        mixed_s=steps_s,
-        sequence_s=0.0,
-        kv_s=0.0,
-        window_kv_s=0.0,
-        attention_s=0.0,
-        window_attention_s=0.0,
-        prefill_request_s=0.0,
-        host_s=0.0,
-        host_sequence_s=0.0,
-        sync_s=0.0,
-        request_overhead_s=0.01,
-        window_tokens=0,
-    )
+    model = replace(NO_TIME, decode_s=steps_s, mixed_s=steps_s, request_overhead_s=0.01)
     stream = RequestStream(
         arrival_s=np.array([0.1, 0.2, 0.7, 0.8, 0.9, 1.3, 1.9]),
         prompt_tokens=np.array([8, 16, 8, 500, 1, 8, 8]),
