@@ -1,10 +1,12 @@
 # make plan   answer for examples/four-workloads.yaml (or SCENARIO=…, OUT=…)
 # make test   lint, type-check, import rules and the whole test suite
+# make test-vllm  every scheduled step of fresh workloads against vLLM's own scheduler (2.5 GB in .venv-vllm, once; no GPU)
 # make bench  speed of the simulation kernel
 # make lock   write requirements-dev.txt anew from pyproject.toml
-# make clean  remove the environment and caches; results in out/ stay
+# make clean  remove the environments and caches; results in out/ stay
 #
-# Needs GNU make and Python 3.11 or newer, nothing else; no root. PYTHON=… chooses the interpreter.
+# Needs GNU make and Python 3.11 or newer, nothing else; no root. PYTHON=… chooses the interpreter. test-vllm needs
+# Python 3.11 itself (VLLM_BASE_PYTHON=…), or an environment that is there already (GOODFLEET_VLLM_PYTHON=…).
 
 SCENARIO ?= examples/four-workloads.yaml
 OUT ?= out/$(basename $(notdir $(SCENARIO)))
@@ -16,12 +18,17 @@ PIP_INSTALL := $(PIP) install --quiet
 PIP_COMPILE := pip-compile --quiet --extra dev --generate-hashes --strip-extras --allow-unsafe \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
+VLLM_VENV := .venv-vllm
+VLLM_BASE_PYTHON ?= python3.11
+VLLM_PIP_INSTALL := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps
+VLLM_PY := $(or $(GOODFLEET_VLLM_PYTHON),$(VLLM_VENV)/bin/python)
+
 unexport PYTHONPATH PYTHONHOME
 
 # Steps share one environment, and pytest's summary comes last: never side by side, not even under make -j.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: plan test bench lock clean FORCE
+.PHONY: plan test test-vllm bench lock clean FORCE
 
 plan: $(VENV)/.plan
 	$(VENV)/bin/goodfleet plan "$(SCENARIO)" --out "$(OUT)"
@@ -31,6 +38,10 @@ test: $(VENV)/.dev
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m pytest
+
+test-vllm: $(VENV)/.dev $(if $(GOODFLEET_VLLM_PYTHON),,$(VLLM_VENV)/.installed)
+	GOODFLEET_VLLM_PYTHON="$(VLLM_PY)" GOODFLEET_VLLM_REQUIRED=1 $(PY) -m pytest -m hardware \
+	    tests/differential/test_reference_against_vllm.py -s
 
 bench: $(VENV)/.dev
 	$(PY) -m pytest tests/bench -m bench -s
@@ -61,6 +72,26 @@ $(VENV)/.dev: requirements-dev.txt pyproject.toml $(VENV)/.home
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $(VENV)/.plan $@
 
+# vLLM lives apart (tests/vllm/README.md). Made anew when its pins change or its Python is gone; half of one is none.
+VLLM_RUNS := $(shell $(VLLM_VENV)/bin/python -c '' 2>/dev/null && echo yes)
+
+$(VLLM_VENV)/.installed: tests/vllm/requirements.txt tests/vllm/shim_vllm_metadata.py $(if $(VLLM_RUNS),,FORCE)
+	@"$(VLLM_BASE_PYTHON)" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
+	    echo "make test-vllm needs Python 3.11 with its venv module; $(VLLM_BASE_PYTHON) is not that." >&2; \
+	    echo "Name one: make test-vllm VLLM_BASE_PYTHON=/path/to/python3.11, or the python of a vLLM environment:" >&2; \
+	    echo "GOODFLEET_VLLM_PYTHON=/path/to/python (tests/vllm/README.md)" >&2; \
+	    exit 1; \
+	}
+	@echo "Installing vLLM into $(VLLM_VENV) (once; 2.5 GB, some minutes)"
+	"$(VLLM_BASE_PYTHON)" -m venv --clear $(VLLM_VENV)
+	@$(VLLM_PIP_INSTALL) --requirement tests/vllm/requirements.txt && \
+	$(VLLM_VENV)/bin/python tests/vllm/shim_vllm_metadata.py && \
+	touch $@ || { \
+	    echo "make test-vllm: vLLM could not be installed into $(VLLM_VENV); nothing was compared. The last lines of pip" >&2; \
+	    echo "above say why, tests/vllm/README.md where the packages come from." >&2; \
+	    exit 1; \
+	}
+
 # With the oldest supported Python, in an environment that is thrown away, and from the public registry only:
 # hashes of files that lie on this machine alone would be of no use elsewhere.
 lock:
@@ -71,5 +102,5 @@ lock:
 	    "$$tools/bin/"$(PIP_COMPILE) --output-file requirements-dev.txt pyproject.toml
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find hardware_profiles simulator planner validator tests -name __pycache__ -type d -prune -exec rm -rf {} +
