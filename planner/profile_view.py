@@ -72,6 +72,7 @@ def _rates(model: StepTimeModel) -> list[str]:
     window = model.window_tokens
     prefill_s = model.step_s(
         decodes=0,
+        decode_tokens=0,
         prefill_tokens=chunk,
         prefills=1,
         sampled=1,
@@ -84,6 +85,7 @@ def _rates(model: StepTimeModel) -> list[str]:
     for batch in DECODE_BATCHES:
         step_s = model.step_s(
             decodes=batch,
+            decode_tokens=batch,
             prefill_tokens=0,
             prefills=0,
             sampled=batch,

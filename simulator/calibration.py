@@ -266,7 +266,7 @@ def _file(
 def _common_flags(rows: Sequence[BenchmarkRow]) -> dict[str, int | float | str | bool]:
     """Server flags of the rows; a flag that differs is described."""
     names = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "block_size", "kv_cache_dtype")
-    flags: dict[str, int | float | str | bool] = {"enable_prefix_caching": False}
+    flags: dict[str, int | float | str | bool] = {"async_scheduling": True, "enable_prefix_caching": False}
     for name in names:
         values = sorted({getattr(row, name) for row in rows})
         varies = all(getattr(row, name) == row.concurrency for row in rows)

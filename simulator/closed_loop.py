@@ -2,9 +2,9 @@
 
 The protocol (InferenceX, `vllm bench serve` with `--max-concurrency`): `concurrency` requests are in flight, all sent
 at once; the next leaves when one ends. Lengths are uniform in 0.8-1.0 of the nominal ones, 10 x concurrency requests
-in all, prefix caching off. TPOT is the median over requests; tokens per second count input and output over the whole
-run, ramps included. Between a request's last token and the next one's arrival in the engine lie the client's gap and
-the front end's delay.
+in all, prefix caching off, asynchronous scheduling on (vLLM's default on GPUs). TPOT is the median over requests;
+tokens per second count input and output over the whole run, ramps included. Between a request's last token and the next
+one's arrival in the engine lie the client's gap and the front end's delay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hardware_profiles.profile import HardwareProfile
 from simulator.benchmark_rows import BenchmarkRow
 from simulator.kernel import run_kernel
 from simulator.steptime import StepTimeModel, step_time_model
-from simulator.tables import ERROR, FINISH, FIRST_TOKEN, LEAST_OUTSTANDING, make_world
+from simulator.tables import ERROR, FINISH, FIRST_TOKEN, RELEASE_DELAY_S, engine_settings, make_world
 
 __all__ = ["ModelKey", "model_key", "predict", "predict_rows", "row_blocks"]
 
@@ -78,10 +78,18 @@ def _run(
     arrival_s = np.full(requests, np.nan)
     arrival_s[: row.concurrency] = 0.0
     coefficients = model.coefficients()
-    coefficients[-1] += gap_s  # tables.RELEASE_DELAY_S
-    settings = [row.max_num_seqs, row.max_num_batched_tokens, row.block_size, blocks]
+    coefficients[RELEASE_DELAY_S] += gap_s
     world = make_world(
-        engine=np.array([*settings, model.window_tokens, LEAST_OUTSTANDING, 1], dtype=np.int64),
+        engine=engine_settings(
+            max_num_seqs=row.max_num_seqs,
+            max_num_batched_tokens=row.max_num_batched_tokens,
+            block_size=row.block_size,
+            num_blocks=blocks,
+            window_tokens=model.window_tokens,
+            least_outstanding=True,
+            closed_loop=True,
+            two_in_flight=True,
+        ),
         coefficients=coefficients,
         decode_s=model.decode_s,
         mixed_s=model.mixed_s,

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.log import STATUSES, RequestLog
+from simulator import full_tables
+from simulator.full_tables import FullWorld
+from simulator.log import STATUSES, ReplicaTimes, RequestLog
 from simulator.tables import (
     COMPUTED,
     DECODE,
@@ -25,9 +27,10 @@ from simulator.tables import (
     World,
 )
 
-__all__ = ["ConservationError", "check_conservation"]
+__all__ = ["ConservationError", "check_conservation", "check_full_conservation"]
 
 TOLERANCE = 1e-9
+FINISHED_STATUS = STATUSES.index("finished")
 
 
 class ConservationError(RuntimeError):
@@ -35,20 +38,12 @@ class ConservationError(RuntimeError):
 
 
 def check_conservation(log: RequestLog, *, num_blocks: int, request_overhead_s: float, world: World) -> None:
-    """Raise `ConservationError` unless the run's books balance."""
+    """Raise `ConservationError` unless the books of a run of the counting kernel balance."""
     times = log.replica_times
     assert times is not None
     arrived = int(world.totals[NEXT_REQUEST])
-    if len(log) != arrived:
-        raise ConservationError(f"{arrived} requests arrived, {len(log)} are in the log")
-    finished, failed, rejected, unfinished = (log.status == index for index in range(len(STATUSES)))
-    ends = [int(rows.sum()) for rows in (finished, failed, rejected, unfinished)]
-    if sum(ends) != arrived:
-        raise ConservationError(f"{arrived} requests arrived, {sum(ends)} have a known status")
-    held_requests = int(world.ints[:, OUTSTANDING].sum())
-    if held_requests != ends[3]:
-        raise ConservationError(f"the replicas hold {held_requests} requests, the log has {ends[3]} unfinished ones")
-    entered = ~rejected
+    _check_requests(log, arrived=arrived, held=int(world.ints[:, OUTSTANDING].sum()))
+    finished = log.status == FINISHED_STATUS
 
     ri = world.ri[:arrived]
     replica = world.ints[ri[:, REPLICA]]
@@ -56,27 +51,72 @@ def check_conservation(log: RequestLog, *, num_blocks: int, request_overhead_s: 
     running = [ri[:, STATE] == DECODE, ri[:, STATE] == PREFILL]
     cached = np.select(running, [ri[:, COMPUTED] + steps, ri[:, COMPUTED]], 0)
     useful = int((log.prompt_tokens[finished] + log.output_tokens[finished] - 1).sum()) + int(cached[~finished].sum())
-    computed = int(times.scheduled_tokens.sum() - times.discarded_tokens.sum())
+    _check_tokens(computed=int(times.scheduled_tokens.sum() - times.discarded_tokens.sum()), useful=useful)
+
+    block_size = world.due.shape[1]
+    _check_blocks(times, held=int((-(-cached[~finished] // block_size)).sum()), num_blocks=num_blocks)
+    _check_gaps(log)
+    _check_little(log, request_overhead_s=request_overhead_s)
+
+
+def check_full_conservation(log: RequestLog, *, world: FullWorld, request_overhead_s: float) -> None:
+    """Raise `ConservationError` unless the books of a run of the full kernel balance.
+
+    Tokens: what was scheduled or found in the prefix cache, less what preemptions and refused drafts undid, is what the
+    requests hold or held when they ended. Blocks: those in use are those that somebody uses.
+    """
+    times = log.replica_times
+    assert times is not None
+    arrived = int(world.totals[full_tables.NEXT_REQUEST])
+    held = int(world.ints[:, [full_tables.RUNNING, full_tables.WAIT_COUNT]].sum())
+    _check_requests(log, arrived=arrived, held=held)
+    gained = world.ints[:, [full_tables.SCHEDULED_TOKENS, full_tables.HIT_TOKENS]].sum()
+    lost = world.ints[:, [full_tables.DISCARDED_TOKENS, full_tables.REFUSED_TOKENS]].sum()
+    _check_tokens(computed=int(gained - lost), useful=int(world.ri[:, full_tables.COMPUTED].sum()))
+    named = world.users.size > 0
+    held_blocks = int((world.users > 0).sum()) if named else int((world.held - world.left).sum())
+    _check_blocks(times, held=held_blocks, num_blocks=int(world.settings[full_tables.NUM_BLOCKS]))
+    _check_gaps(log)
+    _check_little(log, request_overhead_s=request_overhead_s)
+
+
+def _check_requests(log: RequestLog, *, arrived: int, held: int) -> None:
+    if len(log) != arrived:
+        raise ConservationError(f"{arrived} requests arrived, {len(log)} are in the log")
+    ends = [int((log.status == index).sum()) for index in range(len(STATUSES))]
+    if sum(ends) != arrived:
+        raise ConservationError(f"{arrived} requests arrived, {sum(ends)} have a known status")
+    if held != ends[STATUSES.index("unfinished")]:
+        raise ConservationError(f"the replicas hold {held} requests, the log has {ends[3]} unfinished ones")
+
+
+def _check_tokens(*, computed: int, useful: int) -> None:
     if computed != useful:
         raise ConservationError(f"{computed} tokens were computed and kept, the requests account for {useful}")
 
-    block_size = world.due.shape[1]
-    held = int((-(-cached[~finished] // block_size)).sum())
+
+def _check_blocks(times: ReplicaTimes, *, held: int, num_blocks: int) -> None:
     if held != int(times.kv_blocks_held.sum()):
         raise ConservationError(f"{int(times.kv_blocks_held.sum())} KV blocks are taken, the requests hold {held}")
     if bool((times.kv_blocks_held < 0).any()) or bool((times.kv_blocks_held > num_blocks).any()):
         raise ConservationError("a replica holds more KV blocks than it has, or fewer than none")
 
+
+def _check_gaps(log: RequestLog) -> None:
     gaps = int(np.maximum(log.output_tokens[log.phase == IN_WINDOW] - 1, 0).sum())
     if int(log.itl_counts.sum()) != gaps:
         raise ConservationError(
             f"{int(log.itl_counts.sum())} token gaps were counted, the window's answers have {gaps}"
         )
 
-    left_s = np.where(finished, log.finish_s, log.end_s)[entered]
+
+def _check_little(log: RequestLog, *, request_overhead_s: float) -> None:
+    assert log.replica_times is not None
+    entered = log.status != STATUSES.index("rejected")
+    left_s = np.where(log.status == FINISHED_STATUS, log.finish_s, log.end_s)[entered]
     stayed_s = float((left_s - (log.arrival_s[entered] + request_overhead_s)).sum())
-    integral_s = float(times.in_system_s.sum())
-    if abs(stayed_s - integral_s) > TOLERANCE * max(1.0, abs(integral_s), arrived * log.end_s * 1e-3):
+    integral_s = float(log.replica_times.in_system_s.sum())
+    if abs(stayed_s - integral_s) > TOLERANCE * max(1.0, abs(integral_s), len(log) * log.end_s * 1e-3):
         raise ConservationError(
             f"Little's identity fails: the engine held {integral_s!r} request-seconds, the requests stayed {stayed_s!r}"
         )

@@ -27,7 +27,15 @@ import numpy as np
 from simulator.compiled import cached_kernel, inlined
 from simulator.gaps import gap_bin, note_stall
 from simulator.heap import ADMISSION_BITS, sift_down
-from simulator.running_list import admit, enqueue, finish, join_decode, leave_decode, preempt_last
+from simulator.running_list import (
+    admit,
+    enqueue,
+    finish,
+    free_blocks,
+    join_decode,
+    leave_decode,
+    preempt_last,
+)
 from simulator.tables import (
     ARRIVAL,
     ATTENTION_S,
@@ -49,12 +57,16 @@ from simulator.tables import (
     HOST_SEQUENCE_S,
     IN_WINDOW,
     ITL_MAX,
+    KEEP_NAMES,
     KV_PEAK,
     KV_S,
     LAST_TOKEN,
+    LATE_BLOCKS,
+    LATE_SEATS,
     LEAST_OUTSTANDING,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
+    NEEDS_FULL_KERNEL,
     NEXT_REQUEST,
     NOTHING_SCHEDULABLE,
     NUM_BLOCKS,
@@ -75,13 +87,16 @@ from simulator.tables import (
     RUNNING,
     SAMPLE_S,
     SCHEDULED_TOKENS,
+    SEEN,
     STACK_COUNT,
     STATE,
     STEP_COUNT,
     STEP_END,
     STEP_S,
+    STEP_START,
     STOPPED,
     SYNC_S,
+    TWO_IN_FLIGHT,
     WAIT_HEAD,
     WINDOW,
     WINDOW_ATTENTION_S,
@@ -134,6 +149,8 @@ def _advance(
     max_num_seqs = engine[MAX_NUM_SEQS]
     workloads = itl_counts.shape[0]
     num_blocks = engine[NUM_BLOCKS]
+    two_in_flight = engine[TWO_IN_FLIGHT] == 1
+    keep_names = engine[KEEP_NAMES] == 1 or two_in_flight
     t = floats[r, STEP_END]
 
     while t < until:
@@ -150,6 +167,7 @@ def _advance(
             last_step = (heap_keys[r, 0] >> ADMISSION_BITS) - 1
             position = (-step) % block
             step_s = floats[r, STEP_S]
+            start_s = floats[r, STEP_START]
             busy_s = floats[r, DECODE_BUSY]
             bin_ = 0
             low_s, high_s = np.inf, -np.inf
@@ -179,6 +197,7 @@ def _advance(
                 free -= due[r, position]
                 step_s = max(host_s, fixed_s + kv_s * context + window_kv_s * window_context) + sync_s
                 busy_s += step_s
+                start_s = t
                 t += step_s
             ended = step - first_step
             if ended > 0:
@@ -194,6 +213,7 @@ def _advance(
                 ints[r, SCHEDULED_TOKENS] += (ended if ints[r, PENDING_TOKENS] > 0 else ended - 1) * decodes
                 floats[r, DECODE_BUSY] = busy_s
                 floats[r, STEP_S] = step_s
+                floats[r, STEP_START] = start_s
             if t >= until:
                 break
 
@@ -234,7 +254,7 @@ def _advance(
                         itl_counts[ri[q, WORKLOAD], gap_bin(r, gap_s, edges_s, ints)] += 1
                 ri[q, EMITTED] += 1
                 if ri[q, EMITTED] == ri[q, OUTPUT]:
-                    ints[r, FREE_BLOCKS] += (ri[q, COMPUTED] + block - 1) // block
+                    free_blocks(r, (ri[q, COMPUTED] + block - 1) // block, engine, ints)
                     released |= finish(r, q, t, engine, coef, ri, rf, ints, floats, totals)
                 else:
                     join_decode(r, q, step, engine, ri, ints, heap_keys, heap_values, due, crossing, window_decodes)
@@ -246,15 +266,24 @@ def _advance(
                 return
 
         if ints[r, OUTSTANDING] == 0:
+            ints[r, FREE_BLOCKS] += ints[r, LATE_BLOCKS]
+            ints[r, LATE_BLOCKS] = 0
+            ints[r, LATE_SEATS] = 0
             floats[r, STEP_END] = np.inf
             return
 
         # ---- 3. Schedule: running requests first, then the queue. ----
+        # With two steps in flight this was decided when the step that just ended began: what has arrived or become
+        # free since then is not seen, unless nothing could be scheduled then.
+        planned_s = floats[r, STEP_START] if two_in_flight else t
         tokens = 0
         while tokens == 0:
             step = ints[r, STEP_COUNT]
             preempted = False
             while due[r, (-step) % block] > ints[r, FREE_BLOCKS]:
+                if keep_names:
+                    totals[ERROR] = NEEDS_FULL_KERNEL
+                    return
                 preempt_last(
                     r,
                     t,
@@ -285,6 +314,9 @@ def _advance(
                 chunk = min(known - context, budget)
                 need = (context + chunk + block - 1) // block - (context + block - 1) // block
                 if need > ints[r, FREE_BLOCKS]:
+                    if keep_names:
+                        totals[ERROR] = NEEDS_FULL_KERNEL
+                        return
                     preempt_last(
                         r,
                         t,
@@ -314,8 +346,11 @@ def _advance(
                         completing[r, ints[r, COMPLETING]] = q
                         ints[r, COMPLETING] += 1
                         ints[r, PARTIAL] = -1
-            while not preempted and budget > 0 and ints[r, WAIT_HEAD] >= 0 and ints[r, RUNNING] < max_num_seqs:
+            seats = max_num_seqs - ints[r, LATE_SEATS]
+            while not preempted and budget > 0 and ints[r, WAIT_HEAD] >= 0 and ints[r, RUNNING] < seats:
                 q = ints[r, WAIT_HEAD]
+                if two_in_flight and rf[q, SEEN] > planned_s:
+                    break
                 known = ri[q, PROMPT] + ri[q, EMITTED]
                 if (known + block - 1) // block > ints[r, FREE_BLOCKS]:  # checked for the whole, taken for the chunk
                     break
@@ -335,11 +370,22 @@ def _advance(
                 else:
                     ints[r, PARTIAL] = q
             if tokens == 0 and not preempted:
-                totals[ERROR] = NOTHING_SCHEDULABLE
-                return
+                if planned_s == t and ints[r, LATE_SEATS] == 0:
+                    totals[ERROR] = NOTHING_SCHEDULABLE
+                    return
+                planned_s = t  # an empty step: the next one is scheduled at once, with all that is known by now
+                ints[r, FREE_BLOCKS] += ints[r, LATE_BLOCKS]
+                ints[r, LATE_BLOCKS] = 0
+                ints[r, LATE_SEATS] = 0
         ints[r, SCHEDULED_TOKENS] += tokens
-        ints[r, BATCH_PEAK] = max(ints[r, BATCH_PEAK], ints[r, RUNNING])
+        ints[r, BATCH_PEAK] = max(ints[r, BATCH_PEAK], ints[r, RUNNING] + ints[r, LATE_SEATS])
         ints[r, KV_PEAK] = max(ints[r, KV_PEAK], num_blocks - ints[r, FREE_BLOCKS])
+        quiet = not preempted
+        if two_in_flight:
+            quiet &= ints[r, LATE_SEATS] == 0 and (ints[r, WAIT_HEAD] < 0 or rf[ints[r, WAIT_HEAD], SEEN] <= planned_s)
+            ints[r, FREE_BLOCKS] += ints[r, LATE_BLOCKS]
+            ints[r, LATE_BLOCKS] = 0
+            ints[r, LATE_SEATS] = 0
 
         # ---- 4. How long this step takes (steptime.StepTimeModel.step_s, term by term in the same order). ----
         sampled = decodes + ints[r, COMPLETING]
@@ -385,9 +431,10 @@ def _advance(
             )
             floats[r, DECODE_BUSY] += step_s
         floats[r, STEP_S] = step_s
+        floats[r, STEP_START] = t
         t += step_s
 
-        ints[r, QUIET] = 1 if prefills == 0 and not preempted else 0
+        ints[r, QUIET] = 1 if prefills == 0 and quiet else 0
     floats[r, STEP_END] = t
 
 
@@ -422,7 +469,7 @@ def _take_arrival(now, engine, coef, ri, rf, ints, floats, totals):
             rf[totals[RELEASED], ARRIVAL] = now + coef[RELEASE_DELAY_S]
             totals[RELEASED] += 1
         return
-    enqueue(_route(engine, ints, totals), q, now, ri, ints, floats)
+    enqueue(_route(engine, ints, totals), q, now, ri, rf, ints, floats)
 
 
 @cached_kernel

@@ -1,12 +1,14 @@
-"""The same simulation in SimPy and plain Python: slow, readable, and the authority when the kernel differs.
+"""The same simulation in SimPy and plain Python: slow, readable, and the authority when a kernel differs.
 
-Read `Replica.step` first: it is vLLM's scheduler, top to bottom. One SimPy process per replica repeats it; one process
-brings the requests; the router is a function. `kernel.py` computes the same with counts instead of lists, and
-`tests/differential` demands that both write the same log to the last bit.
+Read `scheduler.Scheduler.schedule` first: it is vLLM's scheduler, top to bottom, without a clock. Here is the clock:
+one SimPy process per engine schedules steps and waits for their end (`Engine.run`), one process brings the requests,
+the router is a function. `kernel.py` and `full_kernel.py` compute the same with arrays instead of lists, and
+`tests/differential` demands that all write the same log to the last bit.
 
-Followed: vLLM 0.32 `v1/core/sched/scheduler.py: Scheduler.schedule` (first-come-first-served, chunked prefill,
-`scheduler_reserve_full_isl`), `Scheduler._preempt_request`, `v1/core/kv_cache_manager.py: allocate_slots`.
-Left out: as in `kernel.py`.
+With asynchronous scheduling two steps are in flight (vLLM 0.32 `v1/engine/core.py: EngineCore.step_with_batch_queue`):
+while a step runs, the next one has been scheduled already, so a new request waits a step longer. Data-parallel ranks
+are engines behind one front end; where their layers wait for each other (mixture-of-experts models) they step together,
+and a rank without work steps along (`DPEngineCoreProc.run_busy_loop`).
 """
 
 from __future__ import annotations
@@ -14,46 +16,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import isnan
 
 import numpy as np
 import simpy
 
+from simulator.scheduler import Batch, Scheduler
+from simulator.scheduler_settings import SchedulerSettings
+from simulator.sequence import Sequence
+from simulator.step_observer import StepObserver
 from simulator.steptime import StepTimeModel
 from simulator.tables import IN_WINDOW, ITL_EDGES_S
 
-__all__ = ["ReferenceFleet", "Sequence"]
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One request on its way through an engine."""
-
-    index: int
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    workload: int
-    phase: int
-    computed_tokens: int = 0
-    """Tokens whose keys and values are cached."""
-    emitted_tokens: int = 0
-    """Answer tokens that the reader has."""
-    scheduled_s: float = nan
-    first_token_s: float = nan
-    last_token_s: float = nan
-    finish_s: float = nan
-    itl_max_s: float = nan
-    preemptions: int = 0
-    replica: int = -1
-    rejected: bool = False
-    decoding: bool = False
-    """Its last token was given at the end of the step before, so it gives one at every step."""
-
-    @property
-    def known_tokens(self) -> int:
-        """Prompt and answer tokens so far: what must be cached before the next token can be sampled."""
-        return self.prompt_tokens + self.emitted_tokens
+__all__ = ["Rank", "ReferenceFleet", "Sequence"]
 
 
 def wait_until(env: simpy.Environment, time_s: float) -> Generator[simpy.Event, None, None]:
@@ -64,7 +39,7 @@ def wait_until(env: simpy.Environment, time_s: float) -> Generator[simpy.Event, 
 
 
 class Turn(simpy.Event):
-    """At one moment arrivals come first, then the replicas in the order of their numbers."""
+    """At one moment arrivals come first, then the engines in the order of their numbers."""
 
     def __init__(self, env: simpy.Environment, number: int) -> None:
         super().__init__(env)
@@ -72,119 +47,107 @@ class Turn(simpy.Event):
         env.schedule(self, priority=simpy.events.EventPriority(2 + number))
 
 
-def blocks(tokens: int, block_size: int) -> int:
-    return -(-tokens // block_size)
+@dataclass(slots=True, eq=False)
+class Rank:
+    """One scheduler with its KV blocks: a replica, or one of its data-parallel ranks."""
+
+    number: int
+    scheduler: Scheduler
+    unfinished: int = 0
+    """Requests that have not ended, as the front end counts them."""
+    prefill_tokens: int = 0
+    """Prompt tokens of those that have no token yet (`OutputProcessor.get_num_queued_tokens`)."""
+
+    def load(self) -> float:
+        """The front end's score of a rank (vLLM 0.32 `DPLBAsyncMPClient.get_core_engine_for_request`): the fewest win.
+
+        vLLM reads queue lengths from a snapshot that is up to 100 ms old; here they are those of the moment.
+        """
+        settings, waiting = self.scheduler.settings, len(self.scheduler.waiting)
+        used_fraction = 1.0 - self.scheduler.free_blocks / settings.num_blocks
+        return self.unfinished + waiting * 6.0 * max(0.0, used_fraction - 0.5)
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """One step of an engine: the batch of each of its ranks, and when it ends."""
+
+    batches: list[Batch]
+    step_s: float
+    end_s: float
+    number: int
 
 
 @dataclass(slots=True, eq=False)
-class Replica:
-    """One engine: a queue, a running list, a pool of KV blocks."""
+class Engine:
+    """Ranks that step together: mostly one."""
 
     fleet: ReferenceFleet
     number: int
-    free_blocks: int
-    waiting: deque[Sequence] = field(default_factory=deque)
-    running: list[Sequence] = field(default_factory=list)
-    wake: simpy.Event | None = None
+    ranks: list[Rank]
+    rounds: deque[Round] = field(default_factory=deque)
+    gpu_free_s: float = 0.0
     steps: int = 0
+    wake: simpy.Event | None = None
 
     @property
     def outstanding(self) -> int:
-        return len(self.waiting) + len(self.running)
+        return sum(rank.scheduler.outstanding for rank in self.ranks)
 
-    def enqueue(self, sequence: Sequence) -> None:
-        sequence.replica = self.number
-        self.waiting.append(sequence)
+    def awake(self) -> None:
         if self.wake is not None and not self.wake.triggered:
             self.wake.succeed()
 
     def run(self) -> Generator[simpy.Event, None, None]:
         env = self.fleet.env
+        depth = 2 if self.ranks[0].scheduler.settings.async_scheduling else 1
         while True:
-            if self.outstanding == 0:
+            if not self.outstanding and not self.rounds:
                 self.wake = env.event()
                 yield self.wake
                 self.wake = None
             yield Turn(env, self.number)
-            scheduled = self.step()
-            if not scheduled:  # everything was preempted: plan again, with an empty cache
-                continue
-            step_s = self.duration_s(scheduled)
-            yield from wait_until(env, env.now + step_s)
-            yield Turn(env, self.number)
-            self.finish_step(scheduled, step_s)
+            # Filling the line of steps comes before waiting for an output.
+            while self.outstanding and len(self.rounds) < depth:
+                self.rounds.append(self.plan())
+            ended = self.rounds.popleft()
+            if ended.end_s > env.now:
+                yield from wait_until(env, ended.end_s)
+                yield Turn(env, self.number)
+            self.finish(ended)
 
-    def step(self) -> list[tuple[Sequence, int]]:
-        """Plan one step: which sequences, how many tokens each (vLLM `Scheduler.schedule`)."""
-        engine = self.fleet
-        scheduled: list[tuple[Sequence, int]] = []
-        budget = engine.max_num_batched_tokens
-        preempted = False
+    def plan(self) -> Round:
+        """Schedule a step on every rank; it starts when the one before it has ended."""
+        now_s = self.fleet.env.now
+        batches = [rank.scheduler.schedule() for rank in self.ranks]
+        busy = [self.duration_s(batch) for batch in batches if batch.scheduled]
+        if not busy:  # everything was preempted, or waits for what is in flight
+            return Round(batches=batches, step_s=0.0, end_s=now_s, number=self.steps)
+        step_s = max(busy)
+        start_s = max(now_s, self.gpu_free_s)
+        for batch in batches:
+            for entry in batch.scheduled:
+                if isnan(entry.sequence.scheduled_s):
+                    entry.sequence.scheduled_s = start_s
+        self.gpu_free_s = start_s + step_s
+        self.steps += 1
+        self.fleet.observe(self, batches, start_s, self.gpu_free_s)
+        return Round(batches=batches, step_s=step_s, end_s=self.gpu_free_s, number=self.steps)
 
-        # First the running requests, in order of admission.
-        index = 0
-        while index < len(self.running) and budget > 0:
-            sequence = self.running[index]
-            tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
-            need = self.blocks_for(sequence, tokens)
-            while need > self.free_blocks:
-                victim = self.running.pop()
-                self.preempt(victim)
-                preempted = True
-                if victim is sequence:
-                    break
-            else:
-                self.take(sequence, tokens, scheduled)
-                budget -= tokens
-                index += 1
-                continue
-            break
-
-        # Then the queue, unless somebody had to be thrown out.
-        while not preempted and budget > 0 and self.waiting and len(self.running) < engine.max_num_seqs:
-            sequence = self.waiting[0]
-            if blocks(sequence.known_tokens, engine.block_size) > self.free_blocks:
-                break  # `scheduler_reserve_full_isl`: the whole sequence must fit; only the chunk's blocks are taken
-            tokens = min(sequence.known_tokens, budget)
-            self.running.append(self.waiting.popleft())
-            if isnan(sequence.scheduled_s):
-                sequence.scheduled_s = self.fleet.env.now
-            self.take(sequence, tokens, scheduled)
-            budget -= tokens
-        self.steps += 1 if scheduled else 0
-        return scheduled
-
-    def blocks_for(self, sequence: Sequence, tokens: int) -> int:
-        size = self.fleet.block_size
-        return blocks(sequence.computed_tokens + tokens, size) - blocks(sequence.computed_tokens, size)
-
-    def take(self, sequence: Sequence, tokens: int, scheduled: list[tuple[Sequence, int]]) -> None:
-        self.free_blocks -= self.blocks_for(sequence, tokens)
-        scheduled.append((sequence, tokens))
-
-    def release(self, sequence: Sequence) -> None:
-        self.free_blocks += blocks(sequence.computed_tokens, self.fleet.block_size)
-
-    def preempt(self, sequence: Sequence) -> None:
-        """vLLM `_preempt_request`: blocks freed, everything to be computed again, back to the head of the queue."""
-        self.release(sequence)
-        sequence.computed_tokens = 0
-        sequence.decoding = False
-        sequence.preemptions += 1
-        self.waiting.appendleft(sequence)
-
-    def duration_s(self, scheduled: list[tuple[Sequence, int]]) -> float:
-        """Seconds of the step: its counts, handed to `StepTimeModel.step_s`."""
+    def duration_s(self, batch: Batch) -> float:
+        """Seconds of a batch: its counts, handed to `StepTimeModel.step_s`."""
         window = self.fleet.model.window_tokens
-        decodes = prefills = prefill_tokens = sampled = context = window_context = 0
+        decodes = decode_tokens = prefills = prefill_tokens = sampled = context = window_context = 0
         pairs = window_pairs = 0.0
-        for sequence, tokens in scheduled:
-            before = sequence.computed_tokens
-            sampled += before + tokens == sequence.known_tokens
-            if sequence.decoding:
+        for entry in batch.scheduled:
+            before, tokens = entry.before_tokens, entry.tokens
+            if entry.samples:
+                sampled += 1 + entry.drafts
+            if entry.decode:
                 decodes += 1
-                context += before + 1
-                window_context += min(before + 1, window)
+                decode_tokens += tokens
+                context += before + tokens
+                window_context += min(before + tokens, window)
             else:
                 prefills += 1
                 prefill_tokens += tokens
@@ -194,6 +157,7 @@ class Replica:
                     window_pairs += inside * (before + 0.5 * inside) + float(tokens - inside) * window
         return self.fleet.model.step_s(
             decodes=decodes,
+            decode_tokens=decode_tokens,
             prefill_tokens=prefill_tokens,
             prefills=prefills,
             sampled=sampled,
@@ -203,26 +167,27 @@ class Replica:
             window_pairs=window_pairs,
         )
 
-    def finish_step(self, scheduled: list[tuple[Sequence, int]], step_s: float) -> None:
-        """Tokens are given at the end of the step; finished sequences leave, decodes first, then new prompts."""
+    def finish(self, ended: Round) -> None:
+        """Tokens are given at the end of the step; finished sequences leave."""
         now_s = self.fleet.env.now
         done: list[Sequence] = []
-        for sequence, tokens in sorted(scheduled, key=lambda pair: not pair[0].decoding):
-            sequence.computed_tokens += tokens
-            if sequence.computed_tokens < sequence.known_tokens:
-                continue
-            if sequence.emitted_tokens == 0:
-                sequence.first_token_s = now_s
-            else:
-                self.fleet.note_gap(sequence, step_s if sequence.decoding else now_s - sequence.last_token_s)
-            sequence.decoding = True
-            sequence.emitted_tokens += 1
-            sequence.last_token_s = now_s
-            if sequence.emitted_tokens == sequence.output_tokens:
-                sequence.finish_s = now_s
-                self.running.remove(sequence)
-                self.release(sequence)
-                done.append(sequence)
+        for rank, batch in zip(self.ranks, ended.batches, strict=True):
+            for token in rank.scheduler.take_output(batch):
+                sequence = token.entry.sequence
+                if isnan(sequence.first_token_s):
+                    sequence.first_token_s = now_s
+                    rank.prefill_tokens -= sequence.prompt_tokens
+                else:
+                    every_step = sequence.last_token_step == ended.number - 1
+                    self.fleet.note_gap(sequence, ended.step_s if every_step else now_s - sequence.last_token_s)
+                for _ in range(token.count - 1):  # accepted drafts come with it
+                    self.fleet.note_gap(sequence, 0.0)
+                sequence.last_token_s = now_s
+                sequence.last_token_step = ended.number
+                if token.last:
+                    sequence.finish_s = now_s
+                    rank.unfinished -= 1
+                    done.append(sequence)
         self.fleet.finished(done, now_s)
 
 
@@ -233,38 +198,44 @@ class ReferenceFleet:
         self,
         *,
         model: StepTimeModel,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        block_size: int,
-        num_blocks: int,
+        settings: SchedulerSettings,
         replicas: int,
         least_outstanding: bool,
         sequences: list[Sequence],
         workloads: int,
         released: int,
         closed_loop: bool,
+        data_parallel_size: int = 1,
+        in_lockstep: bool = False,
+        max_num_queued_reqs: int | None = None,
+        max_num_queued_tokens: int | None = None,
+        observer: StepObserver | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self.model = model
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.block_size = block_size
-        self.num_blocks = num_blocks
+        self.settings = settings
         self.least_outstanding = least_outstanding
         self.sequences = sequences
         self.closed_loop = closed_loop
         self.released = released
+        self.max_num_queued_reqs = max_num_queued_reqs
+        self.max_num_queued_tokens = max_num_queued_tokens
+        self.observer = observer
         self.arrived = 0
         self.stopped = False
         self.window_requests = self.window_left = sum(s.phase == IN_WINDOW for s in sequences)
         self.itl_counts = np.zeros((workloads, len(ITL_EDGES_S) + 1), dtype=np.int64)
-        self.replicas = [Replica(fleet=self, number=i, free_blocks=num_blocks) for i in range(replicas)]
+        ranks = [Rank(number=i, scheduler=Scheduler(settings)) for i in range(replicas * data_parallel_size)]
+        self.replicas = [ranks[i : i + data_parallel_size] for i in range(0, len(ranks), data_parallel_size)]
+        together = self.replicas if in_lockstep else [[rank] for rank in ranks]
+        self.engines = [Engine(fleet=self, number=i, ranks=members) for i, members in enumerate(together)]
+        self.engine_of = {rank: engine for engine in self.engines for rank in engine.ranks}
         self.pointer = 0
 
     def run(self) -> None:
         """Play the whole stream; an open loop ends before the first arrival after the window's last finish."""
-        for replica in self.replicas:
-            self.env.process(replica.run())
+        for engine in self.engines:
+            self.env.process(engine.run())
         source = self.env.process(self.closed_source() if self.closed_loop else self.open_source())
         self.env.run(until=source)
         if not self.stopped:
@@ -285,21 +256,47 @@ class ReferenceFleet:
 
     def arrive(self, sequence: Sequence) -> None:
         self.arrived += 1
-        # All but the last token of the answer must fit: that one is never read again.
-        if blocks(sequence.prompt_tokens + sequence.output_tokens - 1, self.block_size) > self.num_blocks:
-            sequence.rejected = True
-            self.window_left -= sequence.phase == IN_WINDOW
-            if self.closed_loop:  # its sender learns so at once and sends the next
-                self.release_next(self.env.now)
+        fits = self.settings.fits_alone(
+            prompt_tokens=sequence.prompt_tokens,
+            output_tokens=sequence.output_tokens,
+            open_end=sequence.most_output_tokens > sequence.output_tokens,
+        )
+        if not fits:  # vLLM answers 400
+            self.turn_away(sequence)
             return
-        self.route().enqueue(sequence)
+        replica = self.route()
+        if self.queue_is_full(replica):
+            self.turn_away(sequence)
+            return
+        rank = min(replica, key=Rank.load) if len(replica) > 1 else replica[0]
+        sequence.replica = rank.number
+        rank.unfinished += 1
+        rank.prefill_tokens += sequence.prompt_tokens
+        rank.scheduler.add(sequence)
+        self.engine_of[rank].awake()
 
-    def route(self) -> Replica:
+    def turn_away(self, sequence: Sequence) -> None:
+        sequence.rejected = True
+        self.window_left -= sequence.phase == IN_WINDOW
+        if self.closed_loop:  # its sender learns so at once and sends the next
+            self.release_next(self.env.now)
+
+    def queue_is_full(self, replica: list[Rank]) -> bool:
+        """The front end answers 503 (`v1/engine/async_llm.py: AsyncLLM.check_admission`)."""
+        requests, tokens = self.max_num_queued_reqs, self.max_num_queued_tokens
+        if requests is not None and sum(rank.unfinished for rank in replica) + 1 > requests:
+            return True
+        return tokens is not None and sum(rank.prefill_tokens for rank in replica) >= tokens
+
+    def route(self) -> list[Rank]:
         """Round robin, or the fewest requests in the replica; ties go to the next one in turn."""
-        turn = self.replicas[self.pointer :] + self.replicas[: self.pointer]
-        best = min(turn, key=lambda replica: replica.outstanding) if self.least_outstanding else turn[0]
-        self.pointer = (best.number + 1) % len(self.replicas)
-        return best
+        order = [*range(self.pointer, len(self.replicas)), *range(self.pointer)]
+        if self.least_outstanding:
+            best = min(order, key=lambda i: sum(rank.unfinished for rank in self.replicas[i]))
+        else:
+            best = order[0]
+        self.pointer = (best + 1) % len(self.replicas)
+        return self.replicas[best]
 
     def finished(self, done: list[Sequence], now_s: float) -> None:
         """Requests that ended; in a closed loop each releases the next one after the front end's delay."""
@@ -324,3 +321,18 @@ class ReferenceFleet:
             sequence.itl_max_s = gap_s
         if sequence.phase == IN_WINDOW:
             self.itl_counts[sequence.workload, int(np.searchsorted(ITL_EDGES_S, gap_s, side="right"))] += 1
+
+    def observe(self, engine: Engine, batches: list[Batch], start_s: float, end_s: float) -> None:
+        """Tell who watches; the run goes on in any case."""
+        if self.observer is None:
+            return
+        for rank, batch in zip(engine.ranks, batches, strict=True):
+            self.observer.step(
+                replica=rank.number,
+                start_s=start_s,
+                end_s=end_s,
+                batch=batch,
+                waiting=len(rank.scheduler.waiting),
+                running=len(rank.scheduler.running),
+                free_blocks=rank.scheduler.free_blocks,
+            )

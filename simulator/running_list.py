@@ -33,10 +33,13 @@ from simulator.tables import (
     ITL_MAX,
     JOINED_STEP,
     LAST_TOKEN,
+    LATE_BLOCKS,
+    LATE_SEATS,
     NEXT,
     OUTPUT,
     OUTSTANDING,
     PARTIAL,
+    PENDING_TOKENS,
     PHASE,
     PREEMPTED,
     PREEMPTIONS,
@@ -50,9 +53,12 @@ from simulator.tables import (
     RUN_TAIL,
     RUNNING,
     SCHEDULED,
+    SEEN,
     STATE,
     STEP_COUNT,
     STEP_END,
+    STEP_START,
+    TWO_IN_FLIGHT,
     WAIT_HEAD,
     WAIT_TAIL,
     WAITING,
@@ -62,7 +68,16 @@ from simulator.tables import (
     WORKLOAD,
 )
 
-__all__ = ["admit", "enqueue", "finish", "join_decode", "leave_decode", "preempt_last"]
+__all__ = ["admit", "enqueue", "finish", "free_blocks", "join_decode", "leave_decode", "preempt_last"]
+
+
+@inlined
+def free_blocks(r, blocks, engine, ints):
+    """Blocks of a request that leaves; with two steps in flight the next one was scheduled before they were free."""
+    if engine[TWO_IN_FLIGHT] == 1:
+        ints[r, LATE_BLOCKS] += blocks
+    else:
+        ints[r, FREE_BLOCKS] += blocks
 
 
 @inlined
@@ -72,7 +87,7 @@ def leave_decode(r, q, step, engine, ri, rf, ints, due, crossing, stall_steps, s
     window = engine[WINDOW]
     cached = ri[q, COMPUTED] + step
     due[r, ri[q, COMPUTED] % block] -= 1
-    ints[r, FREE_BLOCKS] += (cached + block - 1) // block
+    free_blocks(r, (cached + block - 1) // block, engine, ints)
     ints[r, CONTEXT] -= cached + 1
     if window > 0:
         ints[r, WINDOW_CONTEXT] -= min(cached + 1, window)
@@ -135,6 +150,8 @@ def finish(r, q, t, engine, coef, ri, rf, ints, floats, totals):
     ri[q, STATE] = FINISHED
     rf[q, FINISH] = t
     unlink(r, q, ri, ints)
+    if engine[TWO_IN_FLIGHT] == 1:
+        ints[r, LATE_SEATS] += 1
     floats[r, AREA] += ints[r, OUTSTANDING] * (t - floats[r, AREA_LAST])
     floats[r, AREA_LAST] = t
     ints[r, OUTSTANDING] -= 1
@@ -199,7 +216,7 @@ def admit(r, q, t, ri, rf, ints):
 
 
 @inlined
-def enqueue(r, q, now, ri, ints, floats):
+def enqueue(r, q, now, ri, rf, ints, floats):
     ri[q, STATE] = WAITING
     ri[q, REPLICA] = r
     ri[q, NEXT] = -1
@@ -212,5 +229,9 @@ def enqueue(r, q, now, ri, ints, floats):
     floats[r, AREA] += ints[r, OUTSTANDING] * (now - floats[r, AREA_LAST])
     floats[r, AREA_LAST] = now
     ints[r, OUTSTANDING] += 1
+    rf[q, SEEN] = now
+    if ints[r, PENDING_TOKENS] > 0 and floats[r, STEP_START] == now:
+        rf[q, SEEN] = np.nextafter(now, np.inf)
     if floats[r, STEP_END] == np.inf:  # idle: an empty step that ends now wakes the replica
         floats[r, STEP_END] = now
+        floats[r, STEP_START] = now

@@ -14,19 +14,28 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from hardware_profiles.errors import InputError
+from simulator import full_tables
+from simulator.full_kernel import enter_step, plan_step, take_step
+from simulator.full_tables import make_full_world
 from simulator.kernel import run_kernel
-from simulator.reference import ReferenceFleet
-from simulator.reference import Sequence as EngineSequence
+from simulator.prefix_blocks import block_contents
+from simulator.rows import Rows
 from simulator.schedule_workload import ScheduleWorkload, load_schedule_workload
+from simulator.scheduler import Batch, Scheduler
+from simulator.scheduler_settings import SchedulerSettings
+from simulator.sequence import Sequence
 from simulator.steptime import StepTimeModel
 from simulator.tables import (
+    COEFFICIENTS,
     COMPUTED,
     DECODE,
     ERROR,
@@ -36,11 +45,11 @@ from simulator.tables import (
     NEXT_REQUEST,
     PENDING_TOKENS,
     PREEMPTIONS,
-    ROUND_ROBIN,
     RUN_HEAD,
     STATE,
     STEP_COUNT,
     World,
+    engine_settings,
     make_world,
 )
 
@@ -65,54 +74,192 @@ class ScheduledStep:
         return json.dumps(asdict(self))
 
 
-def reference_steps(workload: ScheduleWorkload) -> Iterator[ScheduledStep]:
-    """Call the reference's `Replica.step` and `finish_step` in turn. Its clock stands still: a step has no duration."""
+class SteppedEngine(Protocol):
+    """An engine without a clock: the oracle's loop drives it call by call."""
+
+    @property
+    def outstanding(self) -> int: ...
+
+    def add(self, row: int) -> None: ...
+
+    def schedule(self) -> tuple[list[tuple[int, int]], list[int], int]:
+        """(request row, tokens) in order, rows preempted, free blocks."""
+        ...
+
+    def take_output(self) -> None:
+        """The oldest step in flight has ended."""
+        ...
+
+
+def drive(workload: ScheduleWorkload, engine: SteppedEngine) -> Iterator[ScheduledStep]:
+    """Call an engine as `v1/engine/core.py: EngineCore.step` (or `step_with_batch_queue`) calls vLLM's scheduler."""
     requests = workload.by_arrival
-    sequences = [
-        EngineSequence(
-            index=index,
-            arrival_s=0.0,
-            prompt_tokens=request.prompt_length_tokens,
-            output_tokens=workload.output_tokens(request),
-            workload=0,
-            phase=IN_WINDOW,
-        )
-        for index, request in enumerate(requests)
-    ]
-    fleet = ReferenceFleet(
-        model=unit_steps(workload),
-        max_num_seqs=workload.flags.max_num_seqs,
-        max_num_batched_tokens=workload.flags.max_num_batched_tokens,
-        block_size=workload.flags.block_size,
-        num_blocks=workload.usable_blocks,
-        replicas=1,
-        least_outstanding=False,
-        sequences=sequences,
-        workloads=1,
-        released=len(sequences),
-        closed_loop=False,
-    )
-    replica = fleet.replicas[0]
-    step = arrived = 0
-    while arrived < len(sequences) or replica.outstanding:
-        if not replica.outstanding:
+    depth = 2 if workload.flags.async_scheduling else 1
+    step = arrived = in_flight = 0
+    while arrived < len(requests) or engine.outstanding or in_flight:
+        due = arrived < len(requests) and requests[arrived].arrival_step <= step
+        if engine.outstanding or due:
+            while arrived < len(requests) and requests[arrived].arrival_step <= step:
+                engine.add(arrived)
+                arrived += 1
+            scheduled, preempted, free_blocks = engine.schedule()
+            yield ScheduledStep(
+                step=step,
+                scheduled=tuple((requests[row].id, tokens) for row, tokens in scheduled),
+                preempted=tuple(sorted(requests[row].id for row in preempted)),
+                free_blocks=free_blocks,
+            )
+            in_flight += 1
+            step += 1
+            if in_flight < depth and (scheduled or engine.outstanding):
+                continue  # filling the line of steps comes before waiting for an output
+        elif not in_flight:
             step = max(step, requests[arrived].arrival_step)
-        while arrived < len(sequences) and requests[arrived].arrival_step <= step:
-            replica.enqueue(sequences[arrived])
-            arrived += 1
-        before = list(replica.running)
-        scheduled = replica.step()
-        yield ScheduledStep(
-            step=step,
-            scheduled=tuple((requests[sequence.index].id, tokens) for sequence, tokens in scheduled),
-            preempted=tuple(sorted(requests[s.index].id for s in before if s not in replica.running)),
-            free_blocks=replica.free_blocks,
+            continue
+        engine.take_output()
+        in_flight -= 1
+
+
+class SteppedReference:
+    """`Scheduler` itself."""
+
+    def __init__(self, workload: ScheduleWorkload) -> None:
+        contents = contents_of(workload)
+        content_rows = contents.lists() if contents is not None else [()] * len(workload.requests)
+        self.sequences = [
+            Sequence(
+                index=row,
+                arrival_s=0.0,
+                prompt_tokens=request.prompt_length_tokens,
+                output_tokens=workload.output_tokens(request),
+                max_tokens=request.max_tokens,
+                workload=0,
+                phase=IN_WINDOW,
+                priority=request.priority,
+                contents=content_rows[row],
+                accepted=request.accepted,
+            )
+            for row, request in enumerate(workload.by_arrival)
+        ]
+        self.scheduler = Scheduler(settings_of(workload))
+        self.batches: deque[Batch] = deque()
+
+    @property
+    def outstanding(self) -> int:
+        return self.scheduler.outstanding
+
+    def add(self, row: int) -> None:
+        self.scheduler.add(self.sequences[row])
+
+    def schedule(self) -> tuple[list[tuple[int, int]], list[int], int]:
+        batch = self.scheduler.schedule()
+        self.batches.append(batch)
+        scheduled = [(entry.sequence.index, entry.tokens) for entry in batch.scheduled]
+        return scheduled, [sequence.index for sequence in batch.preempted], self.scheduler.free_blocks
+
+    def take_output(self) -> None:
+        self.scheduler.take_output(self.batches.popleft())
+
+
+def reference_steps(workload: ScheduleWorkload) -> Iterator[ScheduledStep]:
+    """What `scheduler.Scheduler` schedules."""
+    return drive(workload, SteppedReference(workload))
+
+
+def settings_of(workload: ScheduleWorkload) -> SchedulerSettings:
+    """The workload's flags as the scheduler reads them."""
+    flags = workload.flags
+    return SchedulerSettings(
+        max_num_seqs=flags.max_num_seqs,
+        max_num_batched_tokens=flags.max_num_batched_tokens,
+        block_size=flags.block_size,
+        num_blocks=workload.usable_blocks,
+        max_model_len=flags.max_model_len,
+        enable_chunked_prefill=flags.enable_chunked_prefill,
+        long_prefill_token_threshold=flags.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=flags.long_prefill_token_threshold_adaptive,
+        watermark=flags.watermark,
+        max_num_active_seqs=flags.max_num_active_seqs,
+        priority_policy=flags.scheduling_policy == "priority",
+        scheduler_reserve_full_isl=flags.scheduler_reserve_full_isl,
+        async_scheduling=flags.async_scheduling,
+        enable_prefix_caching=flags.enable_prefix_caching,
+        num_speculative_tokens=flags.drafts_per_step,
+        speculative_lookahead=flags.lookahead_tokens > 0,
+        sliding_windows=tuple(window or 0 for window in workload.sliding_windows),
+    )
+
+
+def contents_of(workload: ScheduleWorkload) -> Rows | None:
+    """What the full blocks of each request hold, in order of arrival; None where nobody looks."""
+    if not workload.flags.enable_prefix_caching:
+        return None
+    return block_contents(map(workload.token_ids, workload.by_arrival), workload.flags.block_size)
+
+
+class SteppedFullKernel:
+    """The full kernel's scheduler, called step by step."""
+
+    def __init__(self, workload: ScheduleWorkload) -> None:
+        requests = workload.by_arrival
+        ones = np.ones(workload.flags.max_num_batched_tokens + 1)
+        self.world = make_full_world(
+            settings=settings_of(workload),
+            coefficients=np.zeros(COEFFICIENTS),
+            decode_s=ones,
+            mixed_s=ones,
+            step_window_tokens=0,
+            arrival_s=np.zeros(len(requests)),
+            prompt_tokens=np.array([request.prompt_length_tokens for request in requests]),
+            output_tokens=np.array([workload.output_tokens(request) for request in requests]),
+            max_tokens=np.array([request.max_tokens for request in requests]),
+            priority=np.array([request.priority for request in requests]),
+            workload=np.zeros(len(requests), dtype=np.int64),
+            phase=np.full(len(requests), IN_WINDOW),
+            contents=contents_of(workload),
+            accepted=Rows.of([request.accepted for request in requests]),
+            workloads=1,
+            replicas=1,
+            released=len(requests),
+            least_outstanding=False,
+            closed_loop=False,
         )
-        replica.finish_step(scheduled, 1.0)
-        step += 1
+
+    @property
+    def outstanding(self) -> int:
+        return int(self.world.ints[0, full_tables.RUNNING] + self.world.ints[0, full_tables.WAIT_COUNT])
+
+    def add(self, row: int) -> None:
+        enter_step(self.world, row)
+
+    def schedule(self) -> tuple[list[tuple[int, int]], list[int], int]:
+        world = self.world
+        before = world.ri[:, full_tables.PREEMPTIONS].copy()
+        slot = (world.engine_ints[0, full_tables.OLDER] + world.engine_ints[0, full_tables.ROUNDS]) & 1
+        plan_step(world)
+        batch = world.batch[0, slot, : world.batch_count[0, slot]]
+        scheduled = [(int(row[full_tables.REQ]), int(row[full_tables.TOKENS])) for row in batch]
+        preempted = np.flatnonzero(world.ri[:, full_tables.PREEMPTIONS] > before).tolist()
+        return scheduled, preempted, int(world.ints[0, full_tables.FREE])
+
+    def take_output(self) -> None:
+        take_step(self.world)
+
+
+def full_kernel_steps(workload: ScheduleWorkload) -> Iterator[ScheduledStep]:
+    """What `full_kernel` schedules."""
+    return drive(workload, SteppedFullKernel(workload))
 
 
 def kernel_steps(workload: ScheduleWorkload) -> Iterator[ScheduledStep]:
+    """What the kernel schedules that a run with these flags would take."""
+    settings = settings_of(workload)
+    counts_do = settings.countable and not settings.async_scheduling and not settings.enable_prefix_caching
+    ends_known = all(request.eos_after is None for request in workload.requests)
+    return counted_steps(workload) if counts_do and ends_known else full_kernel_steps(workload)
+
+
+def counted_steps(workload: ScheduleWorkload) -> Iterator[ScheduledStep]:
     """Run the compiled kernel with steps of one second, stop in the middle of each and see what grew."""
     requests = workload.by_arrival
     world = unit_world(workload)
@@ -143,8 +290,9 @@ def kernel_steps(workload: ScheduleWorkload) -> Iterator[ScheduledStep]:
 ENGINES: dict[str, Callable[[ScheduleWorkload], Iterator[ScheduledStep]]] = {
     "reference": reference_steps,
     "kernel": kernel_steps,
+    "full-kernel": full_kernel_steps,
 }
-"""The two tellings of the scheduler, by name."""
+"""The tellings of the scheduler, by name."""
 
 
 def unit_steps(workload: ScheduleWorkload) -> StepTimeModel:
@@ -171,16 +319,14 @@ def unit_world(workload: ScheduleWorkload) -> World:
     """The kernel's tables for one replica under unit steps."""
     model, flags, requests = unit_steps(workload), workload.flags, workload.by_arrival
     return make_world(
-        engine=np.array(
-            [
-                flags.max_num_seqs,
-                flags.max_num_batched_tokens,
-                flags.block_size,
-                workload.usable_blocks,
-                model.window_tokens,
-                ROUND_ROBIN,
-                0,
-            ]
+        engine=engine_settings(
+            max_num_seqs=flags.max_num_seqs,
+            max_num_batched_tokens=flags.max_num_batched_tokens,
+            block_size=flags.block_size,
+            num_blocks=workload.usable_blocks,
+            window_tokens=0,
+            least_outstanding=False,
+            closed_loop=False,
         ),
         coefficients=model.coefficients(),
         decode_s=model.decode_s,
@@ -211,7 +357,7 @@ def running_list(world: World) -> Iterator[int]:
         q = int(world.ri[q, NEXT])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Print the steps of a workload file; 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m simulator.schedule_trace", description=__doc__.splitlines()[0])
     parser.add_argument("workload", type=Path, help="JSON file: flags, num_blocks, requests")

@@ -87,6 +87,7 @@ class StepTimeModel:
         self,
         *,
         decodes: int,
+        decode_tokens: int,
         prefill_tokens: int,
         prefills: int,
         sampled: int,
@@ -95,8 +96,12 @@ class StepTimeModel:
         pairs: float,
         window_pairs: float,
     ) -> float:
-        """Seconds of a step with these counts. The kernel computes the same sum, term by term in the same order."""
-        base = self.mixed_s[decodes + prefill_tokens] if prefills else self.decode_s[decodes]
+        """Seconds of a step with these counts. The kernels compute the same sum, term by term in the same order.
+
+        `decodes` sequences read their cache and compute `decode_tokens`: one each, and their drafts. What a drafter
+        itself computes is left out: nothing for n-grams, a layer or two for EAGLE and MTP.
+        """
+        base = self.mixed_s[decode_tokens + prefill_tokens] if prefills else self.decode_s[decode_tokens]
         gpu_s = (
             float(base)
             + self.sequence_s * sampled
@@ -107,6 +112,19 @@ class StepTimeModel:
             + self.prefill_request_s * prefills
         )
         return max(self.host_s + self.host_sequence_s * (decodes + prefills), gpu_s) + self.sync_s
+
+    def not_overlapped(self) -> StepTimeModel:
+        """The same without asynchronous scheduling: the host's work comes on top of the GPU's (design 4.3).
+
+        Sequences cost the host something in decode and mixed steps alike, so its terms move into those of the GPU.
+        """
+        return replace(
+            self,
+            sync_s=self.sync_s + self.host_s,
+            sequence_s=self.sequence_s + self.host_sequence_s,
+            host_s=0.0,
+            host_sequence_s=0.0,
+        )
 
     def scaled(self, factor: float) -> StepTimeModel:
         """Every step `factor` times as long: how plans draw model error."""

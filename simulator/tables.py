@@ -19,9 +19,10 @@ PROMPT, OUTPUT, WORKLOAD, PHASE, STATE, EMITTED, COMPUTED, JOINED_STEP, REPLICA,
     range(13)
 )
 REQUEST_INTS = 13
-# Requests, seconds. NaN = not yet.
-ARRIVAL, SCHEDULED, FIRST_TOKEN, FINISH, ITL_MAX, LAST_TOKEN = range(6)
-REQUEST_FLOATS = 6
+# Requests, seconds. NaN = not yet. SEEN: from when on the replica's scheduler sees it: as it arrives, or just after if
+# a step was scheduled at that very moment.
+ARRIVAL, SCHEDULED, FIRST_TOKEN, FINISH, ITL_MAX, LAST_TOKEN, SEEN = range(7)
+REQUEST_FLOATS = 7
 
 # Values of STATE.
 FUTURE, WAITING, PREFILL, DECODE, FINISHED, REJECTED = range(6)
@@ -57,20 +58,33 @@ WARMUP, IN_WINDOW, RUNOUT = range(3)
     KV_PEAK,
     GAP_BIN,
     QUIET,
-) = range(25)
-REPLICA_INTS = 25
-# Replicas, seconds. STEP_END: when the pending step ends (infinite = idle); AREA: integral of requests in the system.
-STEP_END, STEP_S, AREA, AREA_LAST, PREFILL_BUSY, DECODE_BUSY = range(6)
-REPLICA_FLOATS = 6
+    LATE_BLOCKS,
+    LATE_SEATS,
+) = range(27)
+REPLICA_INTS = 27
+# Replicas, seconds. STEP_END: when the pending step ends (infinite = idle); STEP_START: when it began, which is when
+# the step after it is scheduled under asynchronous scheduling; AREA: integral of requests in the system.
+STEP_END, STEP_S, AREA, AREA_LAST, PREFILL_BUSY, DECODE_BUSY, STEP_START = range(7)
+REPLICA_FLOATS = 7
 
 # The run as a whole.
 NEXT_REQUEST, RELEASED, WINDOW_REQUESTS, WINDOW_LEFT, ROUTE_POINTER, ERROR, STOPPED = range(7)
 WORLD_INTS = 7
 # Values of ERROR.
-STALL_STACK_FULL, NOTHING_SCHEDULABLE = 1, 2
+STALL_STACK_FULL, NOTHING_SCHEDULABLE, NEEDS_FULL_KERNEL = 1, 2, 3
 
 # The engine and the fleet.
-MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, WINDOW, ROUTING, CLOSED_LOOP = range(7)
+(
+    MAX_NUM_SEQS,
+    MAX_NUM_BATCHED_TOKENS,
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    WINDOW,
+    ROUTING,
+    CLOSED_LOOP,
+    TWO_IN_FLIGHT,
+    KEEP_NAMES,
+) = range(9)
 ROUND_ROBIN, LEAST_OUTSTANDING = 0, 1
 
 # Seconds per unit: see `steptime.StepTimeModel`.
@@ -86,6 +100,7 @@ ROUND_ROBIN, LEAST_OUTSTANDING = 0, 1
     SYNC_S,
     RELEASE_DELAY_S,
 ) = range(10)
+COEFFICIENTS = 10
 
 STALL_STACK = 4096
 """Entries of a replica's stall stack: falling step times since the oldest running decode began."""
@@ -94,11 +109,33 @@ ITL_EDGES_S: Floats = 10.0 ** (np.arange(0, 141) / 20.0 - 5.0)
 """Fixed edges of ITL histograms: 20 per decade, 10 microseconds to 100 s; bin i holds edges[i-1] <= gap < edges[i]."""
 
 
+def engine_settings(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    block_size: int,
+    num_blocks: int,
+    window_tokens: int,
+    least_outstanding: bool,
+    closed_loop: bool,
+    two_in_flight: bool = False,
+    keep_names: bool = False,
+) -> Ints:
+    """The first table of a `World`. `two_in_flight`: asynchronous scheduling. `keep_names`: a preempted request would
+    find its own blocks again, which counts cannot tell, so the run stops there with NEEDS_FULL_KERNEL."""
+    row = np.zeros(9, dtype=np.int64)
+    row[MAX_NUM_SEQS], row[MAX_NUM_BATCHED_TOKENS] = max_num_seqs, max_num_batched_tokens
+    row[BLOCK_SIZE], row[NUM_BLOCKS], row[WINDOW] = block_size, num_blocks, window_tokens
+    row[ROUTING] = LEAST_OUTSTANDING if least_outstanding else ROUND_ROBIN
+    row[CLOSED_LOOP], row[TWO_IN_FLIGHT], row[KEEP_NAMES] = closed_loop, two_in_flight, keep_names
+    return row
+
+
 class World(NamedTuple):
     """All that one run of the kernel reads and writes: N requests, R replicas, W workloads, S max_num_seqs."""
 
     engine: Ints
-    """(7,) engine and fleet settings."""
+    """(9,) engine and fleet settings: `engine_settings`."""
     coefficients: Floats
     """(10,) step-time coefficients, seconds per unit."""
     decode_s: Floats

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from simulator.arrivals import Part, Seconds, WorkloadSource, offered_rps
 from simulator.lengths import Tokens
+from simulator.rows import Rows
 from simulator.traces import Trace
 from simulator.traffic import ClosedTraffic, Workload
 
@@ -43,10 +44,23 @@ class RequestStream:
     "Share of each workload's requests that were cut to fit max_model_len."
     concurrency: int | None = None
     "Requests kept in flight by a closed loop; None for arrivals in time."
+    document: Tokens | None = None
+    "Number of the document that a prompt begins with, -1 = none; None = nobody shares anything."
+    document_tokens: Tokens | None = None
+    "Tokens of the prompt that are this document."
+    priority: Tokens | None = None
+    "Lower is served first under `scheduling_policy: priority`; None = all alike."
+    max_tokens: Tokens | None = None
+    "Answer tokens that the engine must expect; None = it knows where each answer ends."
+    accepted: Rows | None = None
+    "Drafts accepted at each verification of a request; None = none."
 
     def __post_init__(self) -> None:
         count = len(self.arrival_s)
         if not count == len(self.prompt_tokens) == len(self.output_tokens) == len(self.workload):
+            raise ValueError("the columns of a request stream differ in length")
+        extra = (self.document, self.document_tokens, self.priority, self.max_tokens, self.accepted)
+        if any(column is not None and len(column) != count for column in extra):
             raise ValueError("the columns of a request stream differ in length")
         if bool((self.arrival_s[1:] < self.arrival_s[:-1]).any()):
             raise ValueError("arrivals must ascend")

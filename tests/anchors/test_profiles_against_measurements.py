@@ -140,6 +140,7 @@ def decode_step_s(batch: int, context: int) -> float:
     )
     return model.step_s(
         decodes=batch,
+        decode_tokens=batch,
         prefill_tokens=0,
         prefills=0,
         sampled=batch,

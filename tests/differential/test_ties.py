@@ -4,6 +4,7 @@ Equal replicas under equal requests do this for hours: all their steps end toget
 seconds and arrivals fall on the same grid, so that the moments are equal to the last bit.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -12,29 +13,21 @@ from hypothesis import strategies as st
 
 from simulator.engine import EngineConfig
 from simulator.log import RequestLog
-from simulator.run import Window, simulate
+from simulator.run import Backend, Window, simulate
 from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
+from tests.step_times import NO_TIME
 
 STEP_S = 2.0**-6
 MAX_TOKENS = 96
 
 
 def step_model(*, mixed_steps: int, overhead_steps: int) -> StepTimeModel:
-    return StepTimeModel(
+    return replace(
+        NO_TIME,
         decode_s=np.full(MAX_TOKENS + 1, STEP_S),
         mixed_s=np.full(MAX_TOKENS + 1, STEP_S * mixed_steps),
-        sequence_s=0.0,
-        kv_s=0.0,
-        window_kv_s=0.0,
-        attention_s=0.0,
-        window_attention_s=0.0,
-        prefill_request_s=0.0,
-        host_s=0.0,
-        host_sequence_s=0.0,
-        sync_s=0.0,
         request_overhead_s=STEP_S * overhead_steps,
-        window_tokens=0,
     )
 
 
@@ -63,7 +56,7 @@ def assert_equal_logs(kernel: RequestLog, reference: RequestLog) -> None:
     assert (kernel.end_s, kernel.window_complete) == (reference.end_s, reference.window_complete)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(1, 60),
@@ -78,6 +71,7 @@ def assert_equal_logs(kernel: RequestLog, reference: RequestLog) -> None:
     mixed_steps=st.integers(1, 2),
     overhead_steps=st.integers(0, 2),
     judged=st.booleans(),
+    async_scheduling=st.booleans(),
 )
 def test_equal_logs_when_arrivals_and_the_steps_of_all_replicas_fall_together(
     seed: int,
@@ -93,6 +87,7 @@ def test_equal_logs_when_arrivals_and_the_steps_of_all_replicas_fall_together(
     mixed_steps: int,
     overhead_steps: int,
     judged: bool,
+    async_scheduling: bool,
 ) -> None:
     """The cache holds 60 to 240 tokens, requests have up to 158: some are rejected, some preempted."""
     stream = stream_of(seed, count=count, rate_rps=rate_rps, concurrency=concurrency, equal=equal)
@@ -102,11 +97,12 @@ def test_equal_logs_when_arrivals_and_the_steps_of_all_replicas_fall_together(
         max_num_batched_tokens=budget,
         max_model_len=256,
         block_size=4,
+        async_scheduling=async_scheduling,
     )
     model = step_model(mixed_steps=mixed_steps, overhead_steps=overhead_steps)
     window = Window(start_s=0.2 * stream.span_s, end_s=0.7 * stream.span_s) if judged else None
 
-    def play(backend: Literal["kernel", "reference"]) -> RequestLog:
+    def play(backend: Backend) -> RequestLog:
         return simulate(
             stream,
             engine=engine,
@@ -118,4 +114,6 @@ def test_equal_logs_when_arrivals_and_the_steps_of_all_replicas_fall_together(
             backend=backend,
         )
 
-    assert_equal_logs(play("kernel"), play("reference"))
+    reference = play("reference")
+    assert_equal_logs(play("kernel"), reference)
+    assert_equal_logs(play("full-kernel"), reference)

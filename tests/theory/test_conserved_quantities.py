@@ -1,6 +1,7 @@
 """What is conserved at every moment of every run, under a cache so small that preemption is the rule."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,8 @@ def pressed(seed: int, **options: Any) -> RequestLog:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_when_all_is_done_every_block_is_free_and_every_token_was_computed_once_or_lost(seed: int) -> None:
-    log = pressed(seed)
+    # With two steps in flight a request can end while it waits to be computed again.
+    log = pressed(seed, engine=replace(ARGUMENTS["engine"], async_scheduling=False))
     assert log.replica_times is not None
     finished = log.status == 0
     assert finished.sum() + (log.status == 2).sum() == len(log)

@@ -75,7 +75,11 @@ def play(
         clipped_fraction=(0.0,),
     )
     engine = EngineConfig(
-        tensor_parallel_size=1, max_num_seqs=seats, max_num_batched_tokens=SEATS, max_model_len=1_000_000
+        tensor_parallel_size=1,
+        max_num_seqs=seats,
+        max_num_batched_tokens=SEATS,
+        max_model_len=1_000_000,
+        async_scheduling=False,  # a step is a service; with two in flight everybody waits for one more
     )
     return simulate(stream, engine=engine, model=model, num_blocks=10_000_000, replicas=replicas, routing=routing)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import simulator.run as run
+import simulator.counted_run as run
 from simulator.conservation import ConservationError, check_conservation
 from simulator.engine import EngineConfig
 from simulator.kernel import run_kernel
@@ -47,7 +47,12 @@ def play() -> RequestLog:
         clipped_fraction=(0.0,),
     )
     engine = EngineConfig(
-        tensor_parallel_size=1, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, block_size=4
+        tensor_parallel_size=1,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=256,
+        block_size=4,
+        async_scheduling=False,  # with preemptions the counting kernel plays only this
     )
     window = Window(start_s=0.1, end_s=0.9)
     return simulate(stream, engine=engine, model=model, num_blocks=NUM_BLOCKS, replicas=2, window=window, drain=False)

@@ -5,7 +5,7 @@ Most use steps of one second, so that the time is the number of the step.
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from simulator.engine import EngineConfig
 from simulator.kernel import run_kernel
 from simulator.log import RequestLog
-from simulator.run import Window, simulate
+from simulator.run import Backend, Window, simulate
 from simulator.schedule_trace import ENGINES
 from simulator.schedule_workload import ScheduleWorkload, load_schedule_workload
 from simulator.score import Targets, score
@@ -31,8 +31,7 @@ from simulator.workload import RequestStream
 from tests.step_times import NO_TIME
 
 CASES = Path(__file__).parent / "cases"
-BACKENDS: tuple[Literal["kernel", "reference"], ...] = ("kernel", "reference")
-Backend: TypeAlias = Literal["kernel", "reference"]
+BACKENDS: tuple[Backend, ...] = ("kernel", "full-kernel", "reference")
 both = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -43,7 +42,9 @@ def constant_steps(step_s: float = 1.0, *, max_tokens: int = 8192, **terms: Any)
 
 
 def engine_of(**flags: int) -> EngineConfig:
+    """Synchronous unless told otherwise: one step after the other is easier to follow by hand."""
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 8192, "block_size": 16}
+    defaults["async_scheduling"] = False
     return EngineConfig(tensor_parallel_size=1, **(defaults | flags))  # type: ignore[arg-type]
 
 
@@ -401,10 +402,45 @@ def test_every_term_of_a_step_is_charged_once(backend: Backend) -> None:
 @both
 def test_host_time_hides_behind_the_gpu_and_the_longer_one_counts(backend: Backend) -> None:
     model = constant_steps(1.0, host_s=1.5, host_sequence_s=0.25, sync_s=0.125)
-    log = play((0.0, 16, 2), (0.0, 16, 2), model=model, backend=backend)
+    log = play((0.0, 16, 2), (0.0, 16, 2), model=model, async_scheduling=True, backend=backend)
     assert log.finish_s.tolist() == [2 * (1.5 + 2 * 0.25 + 0.125)] * 2
-    quick = play((0.0, 16, 2), model=constant_steps(2.0, host_s=1.5, sync_s=0.125), backend=backend)
+    model = constant_steps(2.0, host_s=1.5, sync_s=0.125)
+    quick = play((0.0, 16, 2), model=model, async_scheduling=True, backend=backend)
     assert quick.finish_s.tolist() == [4.25]
+
+
+@both
+def test_without_asynchronous_scheduling_the_gpu_waits_for_the_host(backend: Backend) -> None:
+    model = constant_steps(1.0, host_s=1.5, host_sequence_s=0.25, sync_s=0.125)
+    log = play((0.0, 16, 2), (0.0, 16, 2), model=model, backend=backend)
+    assert log.finish_s.tolist() == [2 * (1.0 + 1.5 + 2 * 0.25 + 0.125)] * 2
+
+
+# ---- Two steps in flight ----
+
+
+@both
+def test_a_new_request_waits_a_step_longer_when_the_next_step_is_scheduled_already(backend: Backend) -> None:
+    """It arrives during step 0; step 1 was scheduled as step 0 began, so it joins step 2."""
+    log = play((0.0, 16, 5), (0.5, 16, 1), async_scheduling=True, backend=backend)
+    assert log.scheduled_s.tolist() == [0.0, 2.0]
+    assert log.first_token_s.tolist() == [1.0, 3.0]
+    assert log.finish_s.tolist() == [5.0, 3.0]
+
+
+@both
+def test_an_idle_engine_starts_at_once_and_the_next_to_come_waits_for_two_steps(backend: Backend) -> None:
+    log = play((0.5, 16, 1), (0.5, 16, 9), (0.5 + 2**-20, 16, 1), async_scheduling=True, backend=backend)
+    assert log.scheduled_s.tolist() == [0.5, 0.5, 2.5]
+
+
+@both
+def test_a_seat_is_free_a_step_after_the_last_token(backend: Backend) -> None:
+    """The step behind the last token's was scheduled while that was not known; nobody can take the seat in it."""
+    log = play((0.0, 16, 3), (0.25, 16, 2), (0.25, 16, 1), max_num_seqs=1, async_scheduling=True, backend=backend)
+    assert log.finish_s.tolist() == [3.0, 5.0, 6.0]
+    two = play((0.0, 16, 9), (0.0, 16, 3), (0.25, 16, 1), max_num_seqs=2, async_scheduling=True, backend=backend)
+    assert two.finish_s.tolist() == [9.0, 3.0, 5.0]
 
 
 @both

@@ -127,6 +127,7 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     model = built()
     step_s = model.step_s(
         decodes=3,
+        decode_tokens=3,
         prefill_tokens=100,
         prefills=1,
         sampled=4,
@@ -149,7 +150,15 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
 def test_a_scaled_model_scales_every_step_but_not_the_front_end() -> None:
     model = built()
     double = model.scaled(2.0)
-    parts = {"decodes": 3, "prefill_tokens": 0, "prefills": 0, "sampled": 3, "context": 900, "window_context": 384}
+    parts = {
+        "decodes": 3,
+        "decode_tokens": 3,
+        "prefill_tokens": 0,
+        "prefills": 0,
+        "sampled": 3,
+        "context": 900,
+        "window_context": 384,
+    }
     assert double.step_s(**parts, pairs=0.0, window_pairs=0.0) == pytest.approx(
         2 * model.step_s(**parts, pairs=0.0, window_pairs=0.0)
     )
