@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -138,18 +139,25 @@ def simulate(
     requests_out: Annotated[
         Path | None, typer.Option(help="Write the first run's request log (.csv or .parquet).", show_default=False)
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Draw the first run step by step (.json; open it in ui.perfetto.dev).", show_default=False),
+    ] = None,
+    timeline_events: Annotated[int, typer.Option(help="Most events in that file.", min=100)] = 200_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """What users would see: the baseline's flags (else vLLM's defaults) on N servers, per workload, with intervals.
 
     Example: goodfleet simulate examples/four-workloads.yaml --servers 4 --requests-out log.parquet
     """
-    from planner.simulation import print_simulation, simulate_fleet
+    from planner.simulation import print_simulation, simulate_fleet, write_first_timeline
     from simulator.log import write_log
     from simulator.scenario import load_scenario
 
     if requests_out is not None and requests_out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{requests_out} ends in neither .csv nor .parquet; the suffix chooses the format")
+    if timeline is not None:
+        _refuse_unwritable(timeline, "--timeline")
     found = simulate_fleet(load_scenario(scenario), servers, multiplier=multiplier, replications=replications)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
@@ -160,6 +168,24 @@ def simulate(
         write_log(found.runs[0].log, requests_out)
         if not as_json:
             typer.echo(f"request log of the first run: {requests_out}")
+    if timeline is not None:
+        drawn = write_first_timeline(found, timeline, max_events=timeline_events)
+        if not as_json:
+            typer.echo(f"timeline of the first run: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
+        if not drawn.complete:
+            typer.echo(f"{timeline} is {drawn.sentence}; --timeline-events draws more", err=True)
+
+
+def _refuse_unwritable(path: Path, option: str) -> None:
+    """Before a long run: a file that could not be written after it."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; {option} names a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); give {option} another path") from None
 
 
 @profile.command("list")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,16 @@ from planner.sizing import FleetEvidence
 from planner.space import baseline_configuration, find_platforms
 from simulator.hardware_check import load_model_and_nodes
 from simulator.mix import Mix
-from simulator.run import simulate
+from simulator.run import Routing, simulate
 from simulator.scenario import LoadedScenario
 from simulator.score import Score, score
 from simulator.steady import SteadyRun, end_to_end
+from simulator.steptime import StepTimeModel
+from simulator.timeline import Drawn, Timeline, write_timeline
 from simulator.traffic import ClosedTraffic
 from simulator.workload import make_stream
 
-__all__ = ["FleetSimulation", "print_simulation", "simulate_fleet"]
+__all__ = ["FleetSimulation", "print_simulation", "simulate_fleet", "write_first_timeline"]
 
 CLOSED_LOOP_REQUESTS = 10
 """Requests per user of a closed loop, as InferenceX does it; at least 1,000 in all."""
@@ -33,7 +37,9 @@ class FleetSimulation:
     """Replications of one fleet."""
 
     configuration: Configuration
+    model: StepTimeModel
     servers: int
+    routing: Routing
     multiplier: float
     mix: Mix
     runs: tuple[SteadyRun, ...]
@@ -104,6 +110,13 @@ class FleetSimulation:
             for index, percentile in enumerate((50, 90, 95, 99)):
                 value = float(np.mean([r.percentiles_s[metric][index] for r in rows]))
                 figures[f"{metric}_p{percentile}_ms"] = round(value * 1e3, 3) if np.isfinite(value) else None
+        stalls_s = {
+            "stall_p50_ms": float(np.mean([r.stall_p50_s for r in rows])),
+            "stall_p99_ms": float(np.mean([r.stall_p99_s for r in rows])),
+            "longest_stall_ms": max(r.longest_stall_s for r in rows),
+        }
+        for key, stall_s in stalls_s.items():
+            figures[key] = round(stall_s * 1e3, 3) if np.isfinite(stall_s) else None
         return figures
 
 
@@ -118,13 +131,17 @@ def simulate_fleet(
         raise loaded.error(f"{result.detail}; change the flags of {section}", (section,))
     mix = Mix(workloads=loaded.scenario.workloads, traces=loaded.traces, max_model_len=result.engine.max_model_len)
     seeds = np.random.SeedSequence(loaded.scenario.seed).spawn(3)[1].spawn(replications)
+    screen = Screen(mix, np.random.SeedSequence(0))
+    routing = loaded.scenario.fleet.routing
     closed = [w.traffic for w in mix.workloads.values() if isinstance(w.traffic, ClosedTraffic)]
     if closed:
         if multiplier != 1.0:
             raise loaded.error("a closed loop has no rate to multiply; leave --multiplier out", ("workloads",))
-        runs = [_closed_run(mix, result, servers, closed[0].concurrency, seed, loaded) for seed in seeds]
+        runs = [
+            _closed_run(mix, result, screen.model(result), servers, closed[0].concurrency, seed, routing)
+            for seed in seeds
+        ]
     else:
-        screen = Screen(mix, np.random.SeedSequence(0))
         runs = []
         for seed in seeds:
             guess = runs[-1].end_to_end if runs else None
@@ -134,20 +151,29 @@ def simulate_fleet(
                     servers=servers,
                     multiplier=multiplier,
                     seed=seed,
-                    routing=loaded.scenario.fleet.routing,
+                    routing=routing,
                     guess=guess,
                 )
             )
-    return FleetSimulation(configuration=result, servers=servers, multiplier=multiplier, mix=mix, runs=tuple(runs))
+    return FleetSimulation(
+        configuration=result,
+        model=screen.model(result),
+        servers=servers,
+        routing=routing,
+        multiplier=multiplier,
+        mix=mix,
+        runs=tuple(runs),
+    )
 
 
 def _closed_run(
     mix: Mix,
     configuration: Configuration,
+    model: StepTimeModel,
     servers: int,
     concurrency: int,
     seed: np.random.SeedSequence,
-    loaded: LoadedScenario,
+    routing: Routing,
 ) -> SteadyRun:
     """A closed loop runs a number of requests, not a time; every request is judged, as benchmarks do."""
     name = next(iter(mix.workloads))
@@ -162,13 +188,15 @@ def _closed_run(
     log = simulate(
         stream,
         engine=configuration.engine,
-        model=Screen(mix, seed).model(configuration),
+        model=model,
         num_blocks=configuration.num_blocks,
         replicas=servers * configuration.replicas_per_server,
-        routing=loaded.scenario.fleet.routing,
+        routing=routing,
     )
     assert log.replica_times is not None
     return SteadyRun(
+        stream=stream,
+        window=None,
         log=log,
         score=score(log, mix.targets),
         warmup_s=0.0,
@@ -178,6 +206,31 @@ def _closed_run(
         simulated_requests=len(log),
         engine_steps=int(log.replica_times.steps.sum()),
     )
+
+
+def write_first_timeline(found: FleetSimulation, path: Path, *, max_events: int) -> Drawn:
+    """Play the first run once more in the reference simulation, which shows every step, and write what it did."""
+    run = found.runs[0]
+    replicas = found.servers * found.configuration.replicas_per_server
+    timeline = Timeline(
+        whole=run.log,
+        num_blocks=found.configuration.num_blocks,
+        request_overhead_s=found.model.request_overhead_s,
+        max_events=max_events,
+    )
+    simulate(
+        run.stream,
+        engine=found.configuration.engine,
+        model=found.model,
+        num_blocks=found.configuration.num_blocks,
+        replicas=replicas,
+        window=run.window,
+        routing=found.routing,
+        backend="reference",
+        observer=timeline,
+    )
+    title = f"{found.servers} servers, {found.configuration.label}, {found.multiplier:g} × the demand, first run"
+    return write_timeline(timeline, path, title=title)
 
 
 def print_simulation(found: FleetSimulation, console: Console) -> None:
@@ -199,7 +252,7 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
         highlight=False,
     )
     table = Table()
-    columns = "workload|judged|attainment (95 %)|target|TTFT p50|p99|TPOT p50|p99|ITL p99|E2E p99|stall|goodput tok/s"
+    columns = "workload|judged|attainment (95 %)|target|TTFT p50|p99|TPOT p50|p99|E2E p99|goodput tok/s"
     for column in columns.split("|"):
         table.add_column(column, justify="left" if column == "workload" else "right")
     for name in evidence.names:
@@ -207,26 +260,20 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
         attained = evidence.attainment[name]
         undecided = "" if all(r.decidable for r in rows) and evidence.steady else " undecided"
 
-        def ms(metric: str, index: int, rows: list[Any] = rows) -> str:
-            value = float(np.mean([r.percentiles_s[metric][index] for r in rows])) * 1e3
-            return "-" if np.isnan(value) else f"{value:,.0f}" if np.isfinite(value) else "never"
-
-        stall = max(r.longest_stall_s for r in rows) * 1e3
         table.add_row(
             name,
             f"{evidence.judged[name]:,}",
             f"{attained.value:.4f} ({attained.low:.4f}-{attained.high:.4f}){undecided}",
             f"{rows[0].target_attainment:g}",
-            ms("ttft", 0),
-            ms("ttft", 3),
-            ms("tpot", 0),
-            ms("tpot", 3),
-            ms("itl", 3),
-            ms("e2e", 3),
-            "-" if np.isnan(stall) else f"{stall:,.0f}",
+            _ms([r.percentiles_s["ttft"][0] for r in rows]),
+            _ms([r.percentiles_s["ttft"][3] for r in rows]),
+            _ms([r.percentiles_s["tpot"][0] for r in rows]),
+            _ms([r.percentiles_s["tpot"][3] for r in rows]),
+            _ms([r.percentiles_s["e2e"][3] for r in rows]),
             f"{np.mean([r.goodput_tokens_per_s for r in rows]):,.0f}",
         )
     console.print(table)
+    console.print(_between_tokens(found, evidence.names))
     share = found.utilization()
     flight, product = found.little()
     console.print(
@@ -237,3 +284,28 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
         f"Preemptions: {sum(s.preemptions for s in found.scores):,}.",
         highlight=False,
     )
+
+
+def _between_tokens(found: FleetSimulation, names: Sequence[str]) -> Table:
+    """What a reader of an open stream feels: single gaps, and the longest gap of a request."""
+    table = Table(title="Between two tokens of a stream", title_justify="left")
+    columns = "workload|ITL p50|p99|longest stall of a request p50|p99|of any"
+    for column in columns.split("|"):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+    for name in names:
+        rows = [s.workload(name) for s in found.scores]
+        table.add_row(
+            name,
+            _ms([r.percentiles_s["itl"][0] for r in rows]),
+            _ms([r.percentiles_s["itl"][3] for r in rows]),
+            _ms([r.stall_p50_s for r in rows]),
+            _ms([r.stall_p99_s for r in rows]),
+            _ms([max(r.longest_stall_s for r in rows)]),
+        )
+    return table
+
+
+def _ms(values_s: Sequence[float]) -> str:
+    """Mean over the replications."""
+    value_ms = float(np.mean(values_s)) * 1e3
+    return "-" if np.isnan(value_ms) else f"{value_ms:,.0f}" if np.isfinite(value_ms) else "never"

@@ -22,6 +22,7 @@ from simulator.full_tables import (
     DECODE_STEP,
     DEPTH,
     EMITTED,
+    ENDED,
     ENTRY_DRAFTS,
     ERROR,
     FINISH,
@@ -213,7 +214,9 @@ def take(w, e, t):
     number = w.round_number[e, slot]
     step_bin = bin_of(w, step_s)
     released = False
+    worked = False
     for r in range(first, first + members):
+        worked |= w.batch_count[r, slot] > 0
         for i in range(w.batch_count[r, slot]):
             given = tokens_given(w, r, slot, i, t)
             if given == 0:
@@ -240,6 +243,7 @@ def take(w, e, t):
         w.batch_count[r, slot] = 0
     w.engine_ints[e, OLDER] = 1 - slot
     w.engine_ints[e, ROUNDS] -= 1
+    w.engine_ints[e, ENDED] += 1 if worked else 0
     return released
 
 

@@ -15,6 +15,7 @@ from simulator.full_tables import (
     DECODE_BUSY,
     DISCARDED_TOKENS,
     EMITTED,
+    ENDED,
     ERROR,
     FINISH,
     FINISHED,
@@ -34,7 +35,6 @@ from simulator.full_tables import (
     SCHEDULED,
     SCHEDULED_TOKENS,
     STATE,
-    STEPS,
     STOPPED,
     WAIT_COUNT,
     WINDOW_LEFT,
@@ -98,7 +98,7 @@ def _read(world: FullWorld, inputs: RunInputs) -> RequestLog:
         end_s = float(rf[-1, ARRIVAL])
     sent_s = rf[:, ARRIVAL] - inputs.model.request_overhead_s if inputs.closed else stream.arrival_s[:arrived]
     num_blocks = inputs.settings.num_blocks
-    steps = world.engine_ints[:, STEPS]
+    steps = world.engine_ints[:, ENDED]
     return RequestLog(
         workload_names=stream.workload_names,
         workload=stream.workload[:arrived].astype(np.int64),

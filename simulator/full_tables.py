@@ -74,10 +74,10 @@ RANK_INTS = 14
 AREA, AREA_LAST, PREFILL_BUSY, DECODE_BUSY = range(4)
 RANK_FLOATS = 4
 
-# Engines (ranks that step together), integers: rounds in flight, which of two slots is the older, steps so far, and
-# whether the next thing to do is to plan (else: to wait for the end of the older round).
-ROUNDS, OLDER, STEPS, PLANNING = range(4)
-ENGINE_INTS = 4
+# Engines (ranks that step together), integers: rounds in flight, which of two slots is the older, steps planned and
+# ended so far, and whether the next thing to do is to plan (else: to wait for the end of the older round).
+ROUNDS, OLDER, STEPS, ENDED, PLANNING = range(5)
+ENGINE_INTS = 5
 # Engines, seconds: next event (infinite = idle), end of the last step planned.
 NEXT_EVENT, GPU_FREE = range(2)
 ENGINE_FLOATS = 2

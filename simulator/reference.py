@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isnan
 
@@ -38,6 +39,10 @@ def wait_until(env: simpy.Environment, time_s: float) -> Generator[simpy.Event, 
         yield env.timeout(delay_s if env.now >= 0.5 * time_s else 0.5 * delay_s)
 
 
+class Halted(Exception):
+    """The observer has seen enough."""
+
+
 class Turn(simpy.Event):
     """At one moment arrivals come first, then the engines in the order of their numbers."""
 
@@ -57,6 +62,8 @@ class Rank:
     """Requests that have not ended, as the front end counts them."""
     prefill_tokens: int = 0
     """Prompt tokens of those that have no token yet (`OutputProcessor.get_num_queued_tokens`)."""
+    thrown_out: list[Sequence] = field(default_factory=list)
+    """Preempted since the last step that an observer saw."""
 
     def load(self) -> float:
         """The front end's score of a rank (vLLM 0.32 `DPLBAsyncMPClient.get_core_engine_for_request`): the fewest win.
@@ -74,8 +81,11 @@ class Round:
 
     batches: list[Batch]
     step_s: float
+    start_s: float
     end_s: float
     number: int
+    held: list[tuple[int, int, int]]
+    """Waiting and running requests and free blocks of each rank, once it was scheduled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,8 +131,9 @@ class Engine:
         now_s = self.fleet.env.now
         batches = [rank.scheduler.schedule() for rank in self.ranks]
         busy = [self.duration_s(batch) for batch in batches if batch.scheduled]
+        held = [(len(r.scheduler.waiting), len(r.scheduler.running), r.scheduler.free_blocks) for r in self.ranks]
         if not busy:  # everything was preempted, or waits for what is in flight
-            return Round(batches=batches, step_s=0.0, end_s=now_s, number=self.steps)
+            return Round(batches=batches, step_s=0.0, start_s=now_s, end_s=now_s, number=self.steps, held=held)
         step_s = max(busy)
         start_s = max(now_s, self.gpu_free_s)
         for batch in batches:
@@ -131,8 +142,8 @@ class Engine:
                     entry.sequence.scheduled_s = start_s
         self.gpu_free_s = start_s + step_s
         self.steps += 1
-        self.fleet.observe(self, batches, start_s, self.gpu_free_s)
-        return Round(batches=batches, step_s=step_s, end_s=self.gpu_free_s, number=self.steps)
+        end_s = self.gpu_free_s
+        return Round(batches=batches, step_s=step_s, start_s=start_s, end_s=end_s, number=self.steps, held=held)
 
     def duration_s(self, batch: Batch) -> float:
         """Seconds of a batch: its counts, handed to `StepTimeModel.step_s`."""
@@ -172,23 +183,50 @@ class Engine:
         now_s = self.fleet.env.now
         done: list[Sequence] = []
         for rank, batch in zip(self.ranks, ended.batches, strict=True):
-            for token in rank.scheduler.take_output(batch):
-                sequence = token.entry.sequence
+            rank.scheduler.take_output(batch)
+            for entry in batch.scheduled:
+                if not entry.given:
+                    continue
+                sequence = entry.sequence
                 if isnan(sequence.first_token_s):
                     sequence.first_token_s = now_s
                     rank.prefill_tokens -= sequence.prompt_tokens
                 else:
                     every_step = sequence.last_token_step == ended.number - 1
                     self.fleet.note_gap(sequence, ended.step_s if every_step else now_s - sequence.last_token_s)
-                for _ in range(token.count - 1):  # accepted drafts come with it
+                for _ in range(entry.given - 1):  # accepted drafts come with it
                     self.fleet.note_gap(sequence, 0.0)
                 sequence.last_token_s = now_s
                 sequence.last_token_step = ended.number
-                if token.last:
+                if entry.last:
                     sequence.finish_s = now_s
                     rank.unfinished -= 1
                     done.append(sequence)
+        self.show(ended)
         self.fleet.finished(done, now_s)
+
+    def show(self, ended: Round) -> None:
+        """Tell who watches of each rank that did something; those thrown out in empty steps come with the next one."""
+        observer = self.fleet.observer
+        if observer is None:
+            return
+        for rank, batch, (waiting, running, free_blocks) in zip(self.ranks, ended.batches, ended.held, strict=True):
+            rank.thrown_out += batch.preempted
+            if not batch.scheduled:
+                continue
+            go_on = observer.step(
+                replica=rank.number,
+                start_s=ended.start_s,
+                end_s=ended.end_s,
+                work=batch.scheduled,
+                preempted=rank.thrown_out,
+                waiting=waiting,
+                running=running,
+                free_blocks=free_blocks,
+            )
+            if not go_on:
+                raise Halted
+            rank.thrown_out = []
 
 
 class ReferenceFleet:
@@ -237,9 +275,10 @@ class ReferenceFleet:
         for engine in self.engines:
             self.env.process(engine.run())
         source = self.env.process(self.closed_source() if self.closed_loop else self.open_source())
-        self.env.run(until=source)
-        if not self.stopped:
-            self.env.run()
+        with suppress(Halted):
+            self.env.run(until=source)
+            if not self.stopped:
+                self.env.run()
 
     def open_source(self) -> Generator[simpy.Event, None, None]:
         for sequence in self.sequences:
@@ -321,18 +360,3 @@ class ReferenceFleet:
             sequence.itl_max_s = gap_s
         if sequence.phase == IN_WINDOW:
             self.itl_counts[sequence.workload, int(np.searchsorted(ITL_EDGES_S, gap_s, side="right"))] += 1
-
-    def observe(self, engine: Engine, batches: list[Batch], start_s: float, end_s: float) -> None:
-        """Tell who watches; the run goes on in any case."""
-        if self.observer is None:
-            return
-        for rank, batch in zip(engine.ranks, batches, strict=True):
-            self.observer.step(
-                replica=rank.number,
-                start_s=start_s,
-                end_s=end_s,
-                batch=batch,
-                waiting=len(rank.scheduler.waiting),
-                running=len(rank.scheduler.running),
-                free_blocks=rank.scheduler.free_blocks,
-            )

@@ -52,6 +52,8 @@ def simulate(
     `in_lockstep`: data-parallel ranks wait for each other at every step, as those of mixture-of-experts models do. Only
     the reference can be observed.
     """
+    if observer is not None and backend != "reference":
+        raise ValueError("only the reference shows its steps to an observer")
     if stream.concurrency is not None or window is None:
         window = Window(start_s=-np.inf, end_s=np.inf)
     inputs = RunInputs(

@@ -1,7 +1,7 @@
 """vLLM's V1 scheduler in plain Python: which request gets how many tokens in the next step. It knows no clock.
 
-Read `Scheduler.schedule` top to bottom: it is vLLM 0.32 `v1/core/sched/scheduler.py: Scheduler.schedule` with the names of
-this project; `Scheduler.take_output` is `update_from_output`, and what asynchronous scheduling adds
+Read `Scheduler.schedule` top to bottom: it is vLLM 0.32 `v1/core/sched/scheduler.py: Scheduler.schedule` with the names
+of this project; `Scheduler.take_output` is `update_from_output`, and what asynchronous scheduling adds
 (`async_scheduler.py: AsyncScheduler`) is marked. `tests/differential` holds every step of it against vLLM's own class.
 
 Followed: chunked prefill on and off, `max_num_seqs`, `max_num_active_seqs`, `max_num_batched_tokens`,
@@ -24,7 +24,7 @@ from simulator.kv_blocks import KVBlocks
 from simulator.scheduler_settings import SchedulerSettings
 from simulator.sequence import Sequence
 
-__all__ = ["Batch", "Scheduled", "Scheduler", "Token"]
+__all__ = ["Batch", "Scheduled", "Scheduler"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +44,10 @@ class Scheduled:
     """It had sampled before: not a prompt chunk."""
     samples: bool = False
     """It knows no more tokens than are computed now, so it gives one (or more, with drafts) at the end of the step."""
+    given: int = 0
+    """Answer tokens that its reader got when the step ended."""
+    last: bool = False
+    """The request ended with them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,16 +61,6 @@ class Batch:
     @property
     def tokens(self) -> int:
         return sum(entry.tokens for entry in self.scheduled)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """Answer tokens that a request got at the end of a step."""
-
-    entry: Scheduled
-    count: int
-    last: bool
-    """The request has ended."""
 
 
 class Waiting:
@@ -245,9 +239,8 @@ class Scheduler:
         sequence.preemptions += 1
         self.waiting.add(sequence, at_head=True)
 
-    def take_output(self, batch: Batch) -> list[Token]:
+    def take_output(self, batch: Batch) -> None:
         """The step has ended: tokens reach their readers, refused drafts are taken back, finished requests leave."""
-        given: list[Token] = []
         for entry in batch.scheduled:
             sequence = entry.sequence
             sequence.in_flight_tokens -= entry.tokens
@@ -277,8 +270,7 @@ class Scheduler:
                 self.leave(sequence)
             elif not self.settings.async_scheduling and not stale:
                 sequence.drafts = self.settings.num_speculative_tokens
-            given.append(Token(entry=entry, count=count, last=sequence.finished))
-        return given
+            entry.given, entry.last = count, sequence.finished
 
     def leave(self, sequence: Sequence) -> None:
         """A finished request frees its seat and its blocks; one that was preempted meanwhile leaves the queue."""

@@ -76,6 +76,9 @@ class WorkloadScore:
     """p50, p90, p95 and p99 by metric; NaN where nothing applies, infinite where too many never finished."""
     means_s: Mapping[Metric, float]
     """Means over finished requests; ITL over gaps."""
+    stall_p50_s: float
+    """Of the longest gap of each finished request with two tokens or more; NaN without any."""
+    stall_p99_s: float
     longest_stall_s: float
     """Longest gap between two tokens of any finished request."""
     output_tokens_per_s: float
@@ -235,7 +238,8 @@ def _score_workload(
     percentiles["itl"], means["itl"] = _gap_percentiles(log, index)
     pressures = _pressures(ranked, percentiles, targets)
     missed = [t for t in targets.percentiles if percentiles[t.metric][PERCENTILES.index(t.percentile)] > t.limit_s]
-    stalls = log.itl_max_s[rows][finished]
+    stalls_s = log.itl_max_s[rows][finished]
+    stall_p50_s, stall_p99_s, longest_stall_s = _stalls(stalls_s[~np.isnan(stalls_s)])
     return WorkloadScore(
         name=log.workload_names[index],
         judged=len(rows),
@@ -247,7 +251,9 @@ def _score_workload(
         target_attainment=targets.attainment,
         percentiles_s=percentiles,
         means_s=means,
-        longest_stall_s=float(np.nanmax(stalls)) if bool((~np.isnan(stalls)).any()) else float("nan"),
+        stall_p50_s=stall_p50_s,
+        stall_p99_s=stall_p99_s,
+        longest_stall_s=longest_stall_s,
         output_tokens_per_s=float(tokens.sum()) / length_s,
         goodput_tokens_per_s=float(tokens[good].sum()) / length_s,
         pressures=pressures,
@@ -260,7 +266,22 @@ def _quantile(sorted_s: Floats, fraction: float) -> float:
     """The smallest of the sorted values that at least this share of them does not exceed; NaN of nothing."""
     if len(sorted_s) == 0:
         return float("nan")
-    return float(sorted_s[max(0, ceil(fraction * len(sorted_s) - 1e-9) - 1)])
+    return float(sorted_s[_place(fraction, len(sorted_s))])
+
+
+def _stalls(stalls_s: Floats) -> tuple[float, float, float]:
+    """p50, p99 and the longest; only these three places are put in order, since a search scores thousands of runs."""
+    count = len(stalls_s)
+    if count == 0:
+        return float("nan"), float("nan"), float("nan")
+    places = [_place(0.5, count), _place(0.99, count), count - 1]
+    p50, p99, longest = np.partition(stalls_s, places)[places]
+    return float(p50), float(p99), float(longest)
+
+
+def _place(fraction: float, count: int) -> int:
+    """Where the smallest of so many sorted values stands that at least this share of them does not exceed."""
+    return max(0, ceil(fraction * count - 1e-9) - 1)
 
 
 def _percentiles(sorted_s: Floats) -> tuple[float, float, float, float]:

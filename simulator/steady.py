@@ -20,7 +20,7 @@ from simulator.mix import Mix
 from simulator.run import Routing, Window, simulate
 from simulator.score import Score, score
 from simulator.steptime import StepTimeModel
-from simulator.workload import make_stream
+from simulator.workload import RequestStream, make_stream
 
 __all__ = ["EndToEnd", "Replicas", "SteadyRun", "end_to_end", "steady_run"]
 
@@ -57,6 +57,9 @@ class Replicas:
 class SteadyRun:
     """A run and whether it may certify."""
 
+    stream: RequestStream
+    """What the last attempt was given: with the same engine it plays the same run again."""
+    window: Window | None
     log: RequestLog
     score: Score
     warmup_s: float
@@ -105,13 +108,14 @@ def steady_run(
             duration_s=warmup_s + window_s + (4 if certify else 1) * runout_s,
             traces=mix.traces,
         )
+        window = Window(start_s=warmup_s, end_s=warmup_s + window_s)
         log = simulate(
             stream,
             engine=replicas.engine,
             model=replicas.model,
             num_blocks=replicas.num_blocks,
             replicas=count,
-            window=Window(start_s=warmup_s, end_s=warmup_s + window_s),
+            window=window,
             routing=routing,
             drain=not certify,
         )
@@ -126,6 +130,8 @@ def steady_run(
             break
         limit = max_requests
     return SteadyRun(
+        stream=stream,
+        window=window,
         log=log,
         score=result,
         warmup_s=warmup_s,

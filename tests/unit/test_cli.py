@@ -121,6 +121,12 @@ def test_a_broken_line_of_a_trace_is_named(goodfleet: Run, tmp_path: Path) -> No
         (("recipe", "export", "absent.yaml"), "absent.yaml"),
         (("simulate", "examples/four-workloads.yaml", "--servers", "0"), "servers"),
         (("simulate", "examples/four-workloads.yaml", "--servers", "1", "--requests-out", "x.txt"), ".parquet"),
+        (("simulate", "examples/four-workloads.yaml", "--servers", "1", "--timeline-events", "0"), "timeline-events"),
+        (("simulate", "examples/four-workloads.yaml", "--servers", "1", "--timeline", "tests"), "is a folder"),
+        (
+            ("simulate", "examples/four-workloads.yaml", "--servers", "1", "--timeline", "LICENSE/x"),
+            "cannot be written",
+        ),
         (("plan",), "SCENARIO"),
     ],
 )
@@ -165,6 +171,38 @@ def test_simulate_prints_the_checks_and_writes_the_log(goodfleet: Run, small_sce
     rows = pd.read_parquet(log)
     assert tuple(rows.columns) == LOG_COLUMNS
     assert set(rows["phase"]) == {"warmup", "window", "runout"}
+
+
+def test_simulate_draws_its_first_run_and_says_what_was_cut(
+    goodfleet: Run, small_scenario: Path, tmp_path: Path
+) -> None:
+    path, log = tmp_path / "deep" / "run.json", tmp_path / "log.csv"
+    command = ("simulate", small_scenario, "--servers", "1", "--replications", "2", "--multiplier", "0.2")
+    done = goodfleet(*command, "--timeline", path, "--timeline-events", "20000", "--requests-out", log, "--json")
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
+    trace = json.loads(path.read_text())
+    about, rows = trace["otherData"], pd.read_csv(log)
+    assert len(trace["traceEvents"]) <= 20_000
+    assert about["requests"] + about["requests_left_out"] == len(rows)
+    assert about["complete"] is False
+    assert "20,000 events" in done.stderr and "left out" in done.stderr
+    decodes = [e for e in trace["traceEvents"] if e["name"] == "decode" and e["ts"] + e["dur"] < about["until_s"] * 1e6]
+    assert len(decodes) > 100
+    for event in decodes:
+        row = rows.iloc[event["tid"] - 1_000_000]
+        assert event["ts"] == pytest.approx(row["first_token_s"] * 1e6, abs=1)
+        assert event["ts"] + event["dur"] == pytest.approx(row["finish_s"] * 1e6, abs=1)
+    assert [p.name for p in path.parent.iterdir()] == ["run.json"]
+
+
+def test_simulate_shows_the_gaps_that_readers_feel(goodfleet: Run, small_scenario: Path) -> None:
+    command = ("simulate", small_scenario, "--servers", "1", "--replications", "2")
+    done = goodfleet(*command)
+    assert "Between two tokens of a stream" in done.stdout
+    row = json.loads(goodfleet(*command, "--json").stdout)["workloads"]["chat"]
+    assert 0 < row["stall_p50_ms"] <= row["stall_p99_ms"] <= row["longest_stall_ms"]
+    assert row["itl_p50_ms"] <= row["itl_p99_ms"] < row["longest_stall_ms"] * 1.07
 
 
 def test_offered_load_above_capacity_is_called_saturated(goodfleet: Run, small_scenario: Path) -> None:

@@ -379,6 +379,15 @@ def test_the_longest_stall_is_the_longest_gap_of_any_finished_request() -> None:
     assert isnan(chat(log_of([Row(tokens=1)]), targets(e2e=4.0)).longest_stall_s)
 
 
+def test_stall_percentiles_are_over_the_finished_requests_that_have_a_gap() -> None:
+    gaps_s = [float(i) for i in range(1, 201)]
+    rows = [Row(itl_max_s=gap_s) for gap_s in reversed(gaps_s)]
+    seen = chat(log_of([*rows, Row(tokens=1), Row(itl_max_s=900.0, status="unfinished")]), targets(e2e=4.0))
+    assert (seen.stall_p50_s, seen.stall_p99_s, seen.longest_stall_s) == (100.0, 198.0, 200.0)
+    alone = chat(log_of([Row(tokens=1)]), targets(e2e=4.0))
+    assert isnan(alone.stall_p50_s) and isnan(alone.stall_p99_s)
+
+
 # ---- Pressures ----
 
 
