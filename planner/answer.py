@@ -2,6 +2,7 @@
 
     feasibility -> funnel (one replica, common random numbers) -> fleet size (bracket on the fleet)
                 -> confirmation (full runs at n-1, n, n+1) -> ranking by monthly cost, with ties
+                -> the best with other limits on a step's tokens, for the picture of what readers feel
 
 `make_plan` turns the findings into the `Plan` that is written down (`write_up.py`).
 """
@@ -26,6 +27,7 @@ from planner.question import Option, Question
 from planner.search import Funnel, Ranked, run_funnel
 from planner.sizing import FleetEvidence
 from planner.space import combinations
+from planner.sweep import Swept, sweep_batched_tokens
 
 __all__ = ["Findings", "find_answer"]
 
@@ -51,6 +53,10 @@ class Findings:
     """An option when it can meet the targets; evidence at the limit when it cannot; a rejection when it cannot run."""
     baseline_configuration: Configuration | None
     nearest: tuple[Ranked, FleetEvidence] | None
+    sweep: tuple[Swept, ...]
+    """The best with each searched max_num_batched_tokens; none without a best."""
+    sweep_simulations: int
+    """Runs that it took."""
     wall_s: float
     cpu_s: float
 
@@ -89,6 +95,9 @@ def find_answer(question: Question) -> Findings:
     best = min(confirmed, key=lambda c: order(c.option), default=None)
     nearest = nearest_miss(question, funnels) if best is None and funnels else None
     simulated = len(question.screen.simulated)
+    before = question.screen.spent.simulations
+    sweep = sweep_batched_tokens(question, best) if best is not None else ()
+    sweep_simulations = question.screen.spent.simulations - before
     baseline, baseline_configuration = size_baseline(question)
     return Findings(
         question=question,
@@ -103,6 +112,8 @@ def find_answer(question: Question) -> Findings:
         baseline=baseline,
         baseline_configuration=baseline_configuration,
         nearest=nearest,
+        sweep=sweep,
+        sweep_simulations=sweep_simulations,
         wall_s=time.perf_counter() - began_wall_s,
         cpu_s=time.process_time() - began_cpu_s - question.screen.spent.compile_s,
     )

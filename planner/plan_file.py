@@ -25,6 +25,8 @@ __all__ = [
     "ProfileUsed",
     "RejectionRow",
     "Screened",
+    "SweepPoint",
+    "SweepWorkload",
     "WorkloadAnswer",
     "load_plan",
     "plan_sha256",
@@ -84,10 +86,43 @@ class WorkloadAnswer(_Part):
     e2e_p50_ms: float | None
     e2e_p99_ms: float | None
     longest_stall_ms: float | None
+    """Longest gap of any finished request."""
+    itl_p50_ms: float | None = None
+    stall_p50_ms: float | None = None
+    """Of the longest gap of each finished request."""
+    stall_p99_ms: float | None = None
     targets: dict[str, float]
     """As the scenario gives them, in ms (within_hours in s)."""
     output_tokens_per_s: float
     goodput_tokens_per_s: float
+
+
+class SweepWorkload(_Part):
+    """One workload under one limit, from one run; null where nothing applies or too many never finished."""
+
+    attainment: float
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    itl_p50_ms: float | None
+    itl_p99_ms: float | None
+    stall_p50_ms: float | None
+    stall_p99_ms: float | None
+    longest_stall_ms: float | None
+
+
+class SweepPoint(_Part):
+    """The best fleet with this max_num_batched_tokens, all else held: one search run at the load it is sized for.
+
+    All points see the same stream, so they may be compared; none certifies.
+    """
+
+    max_num_batched_tokens: int
+    chosen: bool
+    """The best's own value."""
+    saturated: bool
+    """The queue grew: latencies depend on how long the run was."""
+    preemptions: int
+    workloads: dict[str, SweepWorkload]
 
 
 class Candidate(_Part):
@@ -148,6 +183,8 @@ class Best(_Part):
     memory: tuple[dict[str, Any], ...]
     """The KV ledger: name, bytes, how_known, note."""
     kv_tokens: int
+    batched_tokens_sweep: tuple[SweepPoint, ...] = ()
+    """By rising max_num_batched_tokens: what the limit on a step's tokens does to stalls and to TTFT."""
 
 
 class Baseline(_Part):
@@ -226,6 +263,9 @@ class Screened(_Part):
     candidates: int
     confirmed: int
     simulations: int
+    """All runs, with those of the sweep."""
+    sweep_simulations: int = 0
+    """Runs for `batched_tokens_sweep`, which neither rank nor certify."""
     simulated_requests: int
     engine_steps: int
     wall_s: float

@@ -7,7 +7,7 @@ steps of about 1.5. Changing the KV cache's type changes answers, so it is searc
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
@@ -17,7 +17,7 @@ from simulator.flags import FlagValue
 from simulator.scenario import LoadedScenario, Scenario
 from simulator.traffic import ClosedTraffic
 
-__all__ = ["baseline_configuration", "combinations", "find_platforms", "refuse_closed_loops"]
+__all__ = ["baseline_configuration", "combinations", "find_platforms", "refuse_closed_loops", "searched_values"]
 
 DEFAULT_MAX_NUM_SEQS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DEFAULT_MAX_NUM_BATCHED_TOKENS = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
@@ -54,18 +54,31 @@ def _profile_for(node: str, card: ModelCard, precision: str) -> HardwareProfile 
 def combinations(scenario: Scenario, platform: Platform) -> Iterator[dict[str, FlagValue]]:
     """The flags of every combination on one platform, fixed flags included."""
     fixed = scenario.engine.given()
-    lists = dict(scenario.search.lists()) if scenario.search is not None else {}
+    lists = _lists(scenario, platform)
+    for values in itertools.product(*lists.values()):
+        yield {**fixed, **dict(zip(lists, values, strict=True))}
+
+
+def searched_values(scenario: Scenario, platform: Platform, flag: str) -> tuple[FlagValue, ...]:
+    """The values of one flag that a plan looks at; none where it is held fixed or left to vLLM."""
+    return tuple(_lists(scenario, platform).get(flag, ()))
+
+
+def _lists(scenario: Scenario, platform: Platform) -> Mapping[str, Sequence[FlagValue]]:
+    fixed = scenario.engine.given()
+    lists: dict[str, Sequence[FlagValue]] = {}
+    if scenario.search is not None:
+        lists = dict(scenario.search.lists())
     if not lists:
         lists = {
             "tensor_parallel_size": tuple(platform.profile.tensor_parallel),
             "max_num_seqs": DEFAULT_MAX_NUM_SEQS,
             "max_num_batched_tokens": DEFAULT_MAX_NUM_BATCHED_TOKENS,
         }
-        lists = {name: values for name, values in lists.items() if name not in fixed}
-    elif "tensor_parallel_size" not in lists and "tensor_parallel_size" not in fixed:
-        lists = {"tensor_parallel_size": tuple(platform.profile.tensor_parallel), **lists}
-    for values in itertools.product(*lists.values()):
-        yield {**fixed, **dict(zip(lists, values, strict=True))}
+        return {name: values for name, values in lists.items() if name not in fixed}
+    if "tensor_parallel_size" not in lists and "tensor_parallel_size" not in fixed:
+        return {"tensor_parallel_size": tuple(platform.profile.tensor_parallel), **lists}
+    return lists
 
 
 def baseline_configuration(scenario: Scenario, platform: Platform) -> Configuration | Rejection:

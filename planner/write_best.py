@@ -11,14 +11,15 @@ import numpy as np
 from hardware_profiles.memory import KvLedger
 from planner.confirm import Confirmed
 from planner.cost import fleet_cost_per_hour, monthly_cost_usd, per_million_tokens
-from planner.plan_file import Best, IntervalRow, Pool, WorkloadAnswer
+from planner.plan_file import Best, IntervalRow, Pool, SweepPoint, SweepWorkload, WorkloadAnswer
 from planner.question import Question
 from planner.sizing import FleetEvidence, Interval
+from planner.sweep import Swept
 
 __all__ = ["best_of"]
 
 
-def best_of(question: Question, best: Confirmed) -> Best:
+def best_of(question: Question, best: Confirmed, sweep: Sequence[Swept]) -> Best:
     option, configuration = best.option, best.option.configuration
     price = question.price(configuration)
     serving, total = option.servers, option.servers + question.spare_servers
@@ -69,6 +70,7 @@ def best_of(question: Question, best: Confirmed) -> Best:
         how_known="simulated",
         memory=_memory(configuration.ledger),
         kv_tokens=configuration.ledger.kv_tokens,
+        batched_tokens_sweep=tuple(_sweep_point(swept) for swept in sweep),
     )
 
 
@@ -93,28 +95,55 @@ def _workload(question: Question, evidence: FleetEvidence, name: str) -> Workloa
     if targets.deadline_s is not None:
         limits["deadline_s"] = targets.deadline_s
 
-    def ms(values_s: Sequence[float]) -> float | None:
-        mean = float(np.mean(values_s)) * 1e3
-        return round(mean, 3) if isfinite(mean) else None
-
     return WorkloadAnswer(
         rate_rps=question.mix.rates_rps[name] * evidence.load,
         attainment=_row(evidence.attainment[name]),
         target_attainment=targets.attainment,
         judged=sum(r.judged for r in rows),
         decided=evidence.steady and all(r.decidable for r in rows),
-        ttft_p50_ms=ms([r.percentiles_s["ttft"][0] for r in rows]),
-        ttft_p99_ms=ms([r.percentiles_s["ttft"][3] for r in rows]),
-        tpot_p50_ms=ms([r.percentiles_s["tpot"][0] for r in rows]),
-        tpot_p99_ms=ms([r.percentiles_s["tpot"][3] for r in rows]),
-        itl_p99_ms=ms([r.percentiles_s["itl"][3] for r in rows]),
-        e2e_p50_ms=ms([r.percentiles_s["e2e"][0] for r in rows]),
-        e2e_p99_ms=ms([r.percentiles_s["e2e"][3] for r in rows]),
-        longest_stall_ms=ms([max(r.longest_stall_s for r in rows)]),
+        ttft_p50_ms=_ms([r.percentiles_s["ttft"][0] for r in rows]),
+        ttft_p99_ms=_ms([r.percentiles_s["ttft"][3] for r in rows]),
+        tpot_p50_ms=_ms([r.percentiles_s["tpot"][0] for r in rows]),
+        tpot_p99_ms=_ms([r.percentiles_s["tpot"][3] for r in rows]),
+        itl_p50_ms=_ms([r.percentiles_s["itl"][0] for r in rows]),
+        itl_p99_ms=_ms([r.percentiles_s["itl"][3] for r in rows]),
+        e2e_p50_ms=_ms([r.percentiles_s["e2e"][0] for r in rows]),
+        e2e_p99_ms=_ms([r.percentiles_s["e2e"][3] for r in rows]),
+        stall_p50_ms=_ms([r.stall_p50_s for r in rows]),
+        stall_p99_ms=_ms([r.stall_p99_s for r in rows]),
+        longest_stall_ms=_ms([max(r.longest_stall_s for r in rows)]),
         targets=limits,
         output_tokens_per_s=float(np.mean([r.output_tokens_per_s for r in rows])),
         goodput_tokens_per_s=float(np.mean([r.goodput_tokens_per_s for r in rows])),
     )
+
+
+def _sweep_point(swept: Swept) -> SweepPoint:
+    return SweepPoint(
+        max_num_batched_tokens=swept.max_num_batched_tokens,
+        chosen=swept.chosen,
+        saturated=swept.score.saturated,
+        preemptions=swept.score.preemptions,
+        workloads={
+            row.name: SweepWorkload(
+                attainment=row.attainment,
+                ttft_p50_ms=_ms([row.percentiles_s["ttft"][0]]),
+                ttft_p99_ms=_ms([row.percentiles_s["ttft"][3]]),
+                itl_p50_ms=_ms([row.percentiles_s["itl"][0]]),
+                itl_p99_ms=_ms([row.percentiles_s["itl"][3]]),
+                stall_p50_ms=_ms([row.stall_p50_s]),
+                stall_p99_ms=_ms([row.stall_p99_s]),
+                longest_stall_ms=_ms([row.longest_stall_s]),
+            )
+            for row in swept.score.workloads
+        },
+    )
+
+
+def _ms(values_s: Sequence[float]) -> float | None:
+    """Mean over the runs; None where it is infinite or nothing applies."""
+    mean_ms = float(np.mean(values_s)) * 1e3
+    return round(mean_ms, 3) if isfinite(mean_ms) else None
 
 
 def _row(interval: Interval) -> IntervalRow:

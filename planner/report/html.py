@@ -12,6 +12,7 @@ from planner.report.figures import FORMATS
 from planner.report.markup import Html, el, join
 from planner.report.memory import memory
 from planner.report.money import money
+from planner.report.stalls import stalls
 from planner.report.workloads import latencies, workloads
 
 __all__ = ["render_html"]
@@ -28,6 +29,7 @@ def render_html(plan: Plan) -> str:
         middle = [
             servers(plan, best),
             join(workloads(plan, best), latencies(best)),
+            stalls(plan, best),
             cost_against_latency(plan),
             tensor_parallel(plan),
             saving(plan),

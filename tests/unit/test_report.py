@@ -108,6 +108,44 @@ def unanswered(plan: Plan) -> Plan:
     )
 
 
+def swept(plan: Plan, longest_ms: tuple[float, ...] = (131.25, 246.5, 329.832, 412.75)) -> Plan:
+    """With the gaps that readers feel, and the fleet under four limits on a step's tokens; the first is too small."""
+    data = plan.model_dump(mode="json")
+    for row in data["best"]["workloads"].values():
+        row |= {"itl_p50_ms": 16.788, "stall_p50_ms": 201.125, "stall_p99_ms": 238.5}
+    names = list(data["best"]["workloads"])
+    limits = (1024, 2048, data["best"]["engine"]["max_num_batched_tokens"], 32768)
+    data["best"]["batched_tokens_sweep"] = [
+        {
+            "max_num_batched_tokens": limit,
+            "chosen": index == 2,
+            "saturated": index == 0,
+            "preemptions": 0,
+            "workloads": {
+                name: {
+                    "attainment": 0.9875,
+                    "ttft_p50_ms": 61.5 + place,
+                    "ttft_p99_ms": (9_000.5, 761.75, 276.25, 270.5)[index] + place,
+                    "itl_p50_ms": 16.788,
+                    "itl_p99_ms": longest_ms[index] / 2,
+                    "stall_p50_ms": longest_ms[index] / 3,
+                    "stall_p99_ms": longest_ms[index] - 1,
+                    "longest_stall_ms": longest_ms[index],
+                }
+                for place, name in enumerate(names)
+            },
+        }
+        for index, limit in enumerate(limits)
+    ]
+    return Plan.model_validate_json(json.dumps(data))
+
+
+def stalls_of(page: str) -> str:
+    section = re.search(r'<section id="stalls">.*?</section>', page, re.DOTALL)
+    assert section is not None
+    return section[0]
+
+
 def test_the_answer_is_the_first_sentence(plan: Plan) -> None:
     page = render_html(plan)
     assert plan.best is not None
@@ -120,7 +158,7 @@ def test_the_answer_is_the_first_sentence(plan: Plan) -> None:
 
 
 def test_every_figure_on_the_page_is_the_plans_own(plan: Plan) -> None:
-    for answer in (plan, unanswered(plan)):
+    for answer in (plan, swept(plan), unanswered(plan)):
         held = {abs(number) for number in numbers(answer.model_dump(mode="json"))}
         shown = Page(render_html(answer)).figures
         for kind, value, text in shown:
@@ -131,7 +169,7 @@ def test_every_figure_on_the_page_is_the_plans_own(plan: Plan) -> None:
 
 
 def test_money_servers_and_shares_are_shown_as_figures_only(plan: Plan) -> None:
-    page = render_html(plan)
+    page = render_html(swept(plan))
     text = " ".join(Page(page).text).replace("\u00a0", " ")
     written = json.dumps(plan.model_dump(mode="json"), ensure_ascii=False)
     assert {found for found in re.findall(r"USD [\d,.]+\d", text)} == {f"USD {plan.price['price']}"}
@@ -170,6 +208,52 @@ def test_the_page_holds_every_part_in_its_order(plan: Plan) -> None:
         assert f"known {mark}" in render_html(plan)
 
 
+def test_stalls_stand_behind_the_workloads_and_are_told_from_the_runs(plan: Plan) -> None:
+    page = render_html(swept(plan))
+    parts = [attributes["id"] for tag, attributes in Page(page).tags if tag == "section"]
+    assert parts[2:5] == ["workloads", "stalls", "pareto"]
+    section = stalls_of(page)
+    said = re.sub(r"<svg.*?</svg>|<[^>]*>", "", section, flags=re.DOTALL).replace("\u00a0", " ")
+    assert "Half of the gaps between two tokens are under about 17 ms; the longest stall is 330 ms" in said
+    assert "In the runs below, with 12,288 the longest is 330 ms." in said
+    assert "With 2,048 it is 246 ms, and TTFT p99 of short-chat rises from 276 ms to 762 ms" in said
+    assert "above its target of 500 ms" in said
+    assert "With 32,768 it is 413 ms, and TTFT p99 stays where it is." in said
+    assert "With 1,024 the fleet no longer carries the load." in said
+    assert "No workload has a target on its gaps" in said
+
+
+def test_the_curves_show_every_value_the_targets_and_the_chosen_one(plan: Plan) -> None:
+    answer = swept(plan)
+    assert answer.best is not None
+    drawn = SVG.findall(stalls_of(render_html(answer)))
+    assert ["wide" in picture[:400] for picture in drawn] == [True, False]
+    for picture in drawn:
+        assert picture.count('class="upright"') == 1
+        assert picture.count(">saturated<") == 3
+        assert picture.count('class="line c0"') == 3
+        assert picture.count("<circle") == 3 * 3 * len(answer.best.workloads)
+        assert len(re.findall(r'class="target c\d"', picture)) == 3  # ttft_ms of 500, 2000 and 1500
+        assert "short-chat: ttft_ms 500" in picture
+    assert "12,288" in drawn[0]
+    assert "12k" in drawn[1]
+
+
+def test_a_limit_that_makes_no_difference_is_said_to_make_none(plan: Plan) -> None:
+    section = stalls_of(render_html(swept(plan, (250.0, 250.0, 251.0, 250.0))))
+    assert "makes no stall longer here: the longest in the runs below is <b><data" in section
+    assert "A step with a long prompt" not in section
+
+
+def test_a_plan_without_a_sweep_or_from_before_shows_what_it_has(plan: Plan) -> None:
+    assert 'id="stalls"' not in render_html(plan)
+    data = swept(plan).model_dump(mode="json")
+    data["best"]["batched_tokens_sweep"] = data["best"]["batched_tokens_sweep"][2:3]
+    section = stalls_of(render_html(Plan.model_validate_json(json.dumps(data))))
+    assert "longest stall p99" in section
+    assert "<svg" not in section
+
+
 def test_servers_and_memory_add_up(plan: Plan) -> None:
     assert plan.best is not None
     servers = re.search(r'<section id="servers">.*?</section>', render_html(plan), re.DOTALL)
@@ -183,8 +267,10 @@ def test_servers_and_memory_add_up(plan: Plan) -> None:
 
 
 def test_text_of_a_users_file_is_never_markup(plan: Plan) -> None:
-    data = plan.model_dump(mode="json")
+    data = swept(plan).model_dump(mode="json")
     data["scenario"]["name"] = HOSTILE
+    for point in data["best"]["batched_tokens_sweep"]:
+        point["workloads"][HOSTILE] = point["workloads"].pop("rag")
     for part in (data["scenario"]["workloads"], data["best"]["workloads"], data["best"]["attainment"]):
         part[HOSTILE] = part.pop("rag")
     profile = data["profiles"].pop(data["profile"])
