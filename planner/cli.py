@@ -156,36 +156,43 @@ def simulate(
 
     if requests_out is not None and requests_out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{requests_out} ends in neither .csv nor .parquet; the suffix chooses the format")
+    loaded = load_scenario(scenario)
     if timeline is not None:
         _refuse_unwritable(timeline, "--timeline")
-    found = simulate_fleet(load_scenario(scenario), servers, multiplier=multiplier, replications=replications)
+    found = simulate_fleet(loaded, servers, multiplier=multiplier, replications=replications)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
     else:
         print_simulation(found, console())
+    if timeline is not None:
+        try:
+            drawn = write_first_timeline(found, timeline, max_events=timeline_events)
+        except OSError as error:
+            raise InputError(f"{timeline} cannot be written ({error.strerror}); give --timeline another path") from None
+        if not as_json:
+            typer.echo(f"timeline of the first run: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
+        if not drawn.complete:
+            typer.echo(f"{timeline} is {drawn.sentence}; --timeline-events draws more", err=True)
     if requests_out is not None:
         requests_out.parent.mkdir(parents=True, exist_ok=True)
         write_log(found.runs[0].log, requests_out)
         if not as_json:
             typer.echo(f"request log of the first run: {requests_out}")
-    if timeline is not None:
-        drawn = write_first_timeline(found, timeline, max_events=timeline_events)
-        if not as_json:
-            typer.echo(f"timeline of the first run: {timeline} (open it in ui.perfetto.dev or chrome://tracing)")
-        if not drawn.complete:
-            typer.echo(f"{timeline} is {drawn.sentence}; --timeline-events draws more", err=True)
 
 
 def _refuse_unwritable(path: Path, option: str) -> None:
     """Before a long run: a file that could not be written after it."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; {option} names a file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); give {option} another path") from None
+    reason = next((f"{folder} is a file" for folder in path.parents if folder.is_file()), None)
+    if reason is None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent):
+                return
+        except OSError as error:
+            reason = error.strerror
+    raise InputError(f"{path} cannot be written ({reason}); give {option} another path")
 
 
 @profile.command("list")
