@@ -303,17 +303,24 @@ def blocks_needed(w, r, q, computed, slots, capped, hit):
 
 
 @inlined
+def has_room(w, r, q, tokens, size, most, lookahead, caching):
+    """Whether the last block of a running request has room for `tokens` more: mostly so, and no division is needed."""
+    computed = w.ri[q, COMPUTED]
+    if min(computed + tokens + lookahead, most) > w.held[q, 0] * size:
+        return False
+    if caching:
+        full = min(computed + tokens, w.ri[q, PROMPT] + w.ri[q, EMITTED])
+        if full >= (w.registered[q, 0] + 1) * size:
+            register_blocks(w, r, q, full)
+    return True
+
+
+@inlined
 def allocate(w, r, q, tokens, hit, admitting, others_run):
     """Blocks for `tokens` more of request q; False when there are not enough (`KVBlocks.allocate`)."""
     settings = w.settings
     size = settings[BLOCK_SIZE]
     known = w.ri[q, PROMPT] + w.ri[q, EMITTED]
-    if not admitting and settings[ANY_WINDOW] == 0:  # mostly the last block has room; no division then
-        computed = w.ri[q, COMPUTED]
-        if min(computed + tokens + settings[LOOKAHEAD], settings[MAX_MODEL_LEN]) <= w.held[q, 0] * size:
-            if settings[CACHING] == 1:
-                register_blocks(w, r, q, min(computed + tokens, known))
-            return True
     computed = w.ri[q, COMPUTED] + hit * size
     watermark = settings[WATERMARK_BLOCKS] if admitting and others_run else 0
     if admitting and settings[RESERVE] == 1:

@@ -102,11 +102,11 @@ def bin_of(w, gap_s):
 
 
 @inlined
-def note_gap(w, q, gap_s, bin_):
-    if not w.rf[q, ITL_MAX] >= gap_s:
-        w.rf[q, ITL_MAX] = gap_s
-    if w.ri[q, PHASE] == IN_WINDOW:
-        w.itl_counts[w.ri[q, WORKLOAD], bin_] += 1
+def note_gap(w, row, seconds, gap_s, bin_):
+    if not seconds[ITL_MAX] >= gap_s:
+        seconds[ITL_MAX] = gap_s
+    if row[PHASE] == IN_WINDOW:
+        w.itl_counts[row[WORKLOAD], bin_] += 1
 
 
 @inlined
@@ -117,10 +117,11 @@ def batch_s(w, r, slot):
     decodes = decode_tokens = prefills = prefill_tokens = sampled = context = window_context = 0
     pairs = window_pairs = 0.0
     for i in range(w.batch_count[r, slot]):
-        before, tokens = w.batch[r, slot, i, BEFORE], w.batch[r, slot, i, TOKENS]
-        if w.batch[r, slot, i, SAMPLES] == 1:
-            sampled += 1 + w.batch[r, slot, i, ENTRY_DRAFTS]
-        if w.batch[r, slot, i, DECODE_STEP] == 1:
+        entry = w.batch[r, slot, i]
+        before, tokens = entry[BEFORE], entry[TOKENS]
+        if entry[SAMPLES] == 1:
+            sampled += 1 + entry[ENTRY_DRAFTS]
+        if entry[DECODE_STEP] == 1:
             decodes += 1
             decode_tokens += tokens
             context += before + tokens
@@ -222,22 +223,23 @@ def take(w, e, t):
             if given == 0:
                 continue
             q = w.batch[r, slot, i, REQ]
-            if np.isnan(w.rf[q, FIRST_TOKEN]):
-                w.rf[q, FIRST_TOKEN] = t
-                w.ints[r, PREFILL_TOKENS] -= w.ri[q, PROMPT]
-            elif w.ri[q, LAST_STEP] == number - 1:
-                note_gap(w, q, step_s, step_bin)
+            row, seconds = w.ri[q], w.rf[q]
+            if row[LAST_STEP] == number - 1:
+                note_gap(w, row, seconds, step_s, step_bin)
+            elif np.isnan(seconds[FIRST_TOKEN]):
+                seconds[FIRST_TOKEN] = t
+                w.ints[r, PREFILL_TOKENS] -= row[PROMPT]
             else:
-                gap_s = t - w.rf[q, LAST_TOKEN]
-                note_gap(w, q, gap_s, bin_of(w, gap_s))
+                gap_s = t - seconds[LAST_TOKEN]
+                note_gap(w, row, seconds, gap_s, bin_of(w, gap_s))
             for _ in range(given - 1):  # accepted drafts come with it
-                note_gap(w, q, 0.0, 0)
-            w.rf[q, LAST_TOKEN] = t
-            w.ri[q, LAST_STEP] = number
-            if w.ri[q, EMITTED] == w.ri[q, OUTPUT]:
-                w.rf[q, FINISH] = t
+                note_gap(w, row, seconds, 0.0, 0)
+            seconds[LAST_TOKEN] = t
+            row[LAST_STEP] = number
+            if row[EMITTED] == row[OUTPUT]:
+                seconds[FINISH] = t
                 w.ints[r, UNFINISHED] -= 1
-                if w.ri[q, PHASE] == IN_WINDOW:
+                if row[PHASE] == IN_WINDOW:
                     w.totals[WINDOW_LEFT] -= 1
                 released |= release_next(w, t)
         w.batch_count[r, slot] = 0

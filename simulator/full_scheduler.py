@@ -7,10 +7,11 @@ in `FullWorld.batch[rank, slot]`; under asynchronous scheduling two slots are in
 import numpy as np
 
 from simulator.compiled import inlined
-from simulator.full_blocks import allocate, find_prefix, register_blocks, release_blocks
+from simulator.full_blocks import allocate, find_prefix, has_room, register_blocks, release_blocks
 from simulator.full_tables import (
     ACTIVE,
     ADAPTIVE,
+    ANY_WINDOW,
     AREA,
     AREA_LAST,
     BATCH_PEAK,
@@ -36,6 +37,7 @@ from simulator.full_tables import (
     HIT_TOKENS,
     IN_FLIGHT,
     KV_PEAK,
+    LOOKAHEAD,
     MAX_MODEL_LEN,
     MAX_TOKENS,
     NEXT,
@@ -204,10 +206,11 @@ def preempt(w, r, q):
 
 @inlined
 def tokens_wanted(w, q):
-    computed, placeholders = w.ri[q, COMPUTED], w.ri[q, PLACEHOLDERS]
-    if placeholders > 0 and computed + 2 - placeholders >= w.ri[q, PROMPT] + w.ri[q, MAX_TOKENS]:
+    row = w.ri[q]
+    computed, placeholders = row[COMPUTED], row[PLACEHOLDERS]
+    if placeholders > 0 and computed + 2 - placeholders >= row[PROMPT] + row[MAX_TOKENS]:
         return 0
-    return w.ri[q, PROMPT] + w.ri[q, EMITTED] + w.ri[q, DRAFTS] + placeholders - computed
+    return row[PROMPT] + row[EMITTED] + row[DRAFTS] + placeholders - computed
 
 
 @inlined
@@ -226,6 +229,8 @@ def schedule_rank(w, r, slot):
     preempted = 0
     chunk_among_running = False
     max_model_len = settings[MAX_MODEL_LEN]
+    size, lookahead = settings[BLOCK_SIZE], settings[LOOKAHEAD]
+    caching, simple = settings[CACHING] == 1, settings[ANY_WINDOW] == 0
 
     # 1. The running requests, in order.
     index = 0
@@ -239,7 +244,8 @@ def schedule_rank(w, r, slot):
             index += 1
             continue
         gave_way_itself = False
-        while not allocate(w, r, q, tokens, 0, False, True):
+        room = simple and has_room(w, r, q, tokens, size, max_model_len, lookahead, caching)
+        while not room and not allocate(w, r, q, tokens, 0, False, True):
             position = victim_position(w, r)
             victim = w.running[r, position]
             remove_running(w, r, position)
@@ -261,14 +267,16 @@ def schedule_rank(w, r, slot):
                 break
         if gave_way_itself:
             break
-        drafts = w.ri[q, COMPUTED] + tokens - w.ri[q, PROMPT] - w.ri[q, EMITTED] - w.ri[q, PLACEHOLDERS]
-        batch[r, slot, count, REQ] = q
-        batch[r, slot, count, TOKENS] = tokens
-        batch[r, slot, count, ENTRY_DRAFTS] = min(max(0, drafts), w.ri[q, DRAFTS])
-        batch[r, slot, count, PADDED] = 0
+        row = w.ri[q]
+        drafts = row[COMPUTED] + tokens - row[PROMPT] - row[EMITTED] - row[PLACEHOLDERS]
+        entry = batch[r, slot, count]
+        entry[REQ] = q
+        entry[TOKENS] = tokens
+        entry[ENTRY_DRAFTS] = min(max(0, drafts), row[DRAFTS])
+        entry[PADDED] = 0
         count += 1
-        w.ri[q, DRAFTS] = 0
-        chunk_among_running |= w.ri[q, PREFILLING] == 1
+        row[DRAFTS] = 0
+        chunk_among_running |= row[PREFILLING] == 1
         budget -= tokens
         index += 1
 
@@ -314,24 +322,25 @@ def schedule_rank(w, r, slot):
     total = 0
     later = settings[DEPTH] == 2
     for i in range(count):
-        q = batch[r, slot, i, REQ]
-        tokens = batch[r, slot, i, TOKENS]
-        before = w.ri[q, COMPUTED]
-        batch[r, slot, i, BEFORE] = before
-        batch[r, slot, i, DECODE_STEP] = w.ri[q, DECODING]
-        w.ri[q, COMPUTED] = before + tokens
-        w.ri[q, IN_FLIGHT] += tokens
+        entry = batch[r, slot, i]
+        row = w.ri[entry[REQ]]
+        tokens = entry[TOKENS]
+        before = row[COMPUTED]
+        entry[BEFORE] = before
+        entry[DECODE_STEP] = row[DECODING]
+        row[COMPUTED] = before + tokens
+        row[IN_FLIGHT] += tokens
         total += tokens
-        if before + tokens < w.ri[q, PROMPT] + w.ri[q, EMITTED] + w.ri[q, PLACEHOLDERS]:
-            w.ri[q, PREFILLING] = 1
-            batch[r, slot, i, SAMPLES] = 0
+        if before + tokens < row[PROMPT] + row[EMITTED] + row[PLACEHOLDERS]:
+            row[PREFILLING] = 1
+            entry[SAMPLES] = 0
         else:
-            w.ri[q, PREFILLING] = 0
-            batch[r, slot, i, SAMPLES] = 1
-            w.ri[q, DECODING] = 1
+            row[PREFILLING] = 0
+            entry[SAMPLES] = 1
+            row[DECODING] = 1
             if later:
-                w.ri[q, PLACEHOLDERS] += 1 + batch[r, slot, i, ENTRY_DRAFTS]
-                w.ri[q, DRAFTS] = speculative
+                row[PLACEHOLDERS] += 1 + entry[ENTRY_DRAFTS]
+                row[DRAFTS] = speculative
     w.batch_count[r, slot] = count
     w.ints[r, SCHEDULED_TOKENS] += total
     w.ints[r, BATCH_PEAK] = max(w.ints[r, BATCH_PEAK], w.ints[r, RUNNING])
@@ -342,36 +351,38 @@ def schedule_rank(w, r, slot):
 @inlined
 def tokens_given(w, r, slot, i, t):
     """Entry i of a batch that has ended: how many answer tokens its request gets. A finished one leaves its seat."""
-    q = w.batch[r, slot, i, REQ]
-    tokens = w.batch[r, slot, i, TOKENS]
-    w.ri[q, IN_FLIGHT] -= tokens
-    stale = w.ri[q, STALE] > 0
+    entry = w.batch[r, slot, i]
+    q = entry[REQ]
+    tokens = entry[TOKENS]
+    row = w.ri[q]
+    row[IN_FLIGHT] -= tokens
+    stale = row[STALE] > 0
     if stale:
-        w.ri[q, STALE] -= tokens
-    if w.ri[q, STATE] == FINISHED or w.batch[r, slot, i, SAMPLES] == 0:
+        row[STALE] -= tokens
+    if row[STATE] == FINISHED or entry[SAMPLES] == 0:
         return 0
     later = w.settings[DEPTH] == 2
-    drafts = w.batch[r, slot, i, ENTRY_DRAFTS]
+    drafts = entry[ENTRY_DRAFTS]
     accepted = np.int64(0)
     if drafts > 0:
-        if w.batch[r, slot, i, PADDED] == 0:
-            if w.ri[q, VERIFIED] < w.ri[q, DRAWS]:
-                accepted = min(drafts, w.draws[w.ri[q, DRAW] + w.ri[q, VERIFIED]])
-            w.ri[q, VERIFIED] += 1
+        if entry[PADDED] == 0:
+            if row[VERIFIED] < row[DRAWS]:
+                accepted = min(drafts, w.draws[row[DRAW] + row[VERIFIED]])
+            row[VERIFIED] += 1
         if not stale:
-            w.ri[q, COMPUTED] -= drafts - accepted
+            row[COMPUTED] -= drafts - accepted
             w.ints[r, REFUSED_TOKENS] += drafts - accepted
-            if w.ri[q, PLACEHOLDERS] > 0:
-                w.ri[q, PLACEHOLDERS] -= drafts - accepted
-    count = min(1 + accepted, w.ri[q, OUTPUT] - w.ri[q, EMITTED])
-    w.ri[q, EMITTED] += count
+            if row[PLACEHOLDERS] > 0:
+                row[PLACEHOLDERS] -= drafts - accepted
+    count = min(1 + accepted, row[OUTPUT] - row[EMITTED])
+    row[EMITTED] += count
     if later and not stale:
-        w.ri[q, PLACEHOLDERS] -= count
+        row[PLACEHOLDERS] -= count
         if w.settings[CACHING] == 1:
-            register_blocks(w, r, q, w.ri[q, COMPUTED] - w.ri[q, PLACEHOLDERS])
-    if w.ri[q, EMITTED] == w.ri[q, OUTPUT]:
+            register_blocks(w, r, q, row[COMPUTED] - row[PLACEHOLDERS])
+    if row[EMITTED] == row[OUTPUT]:
         count_in_system(w, r, t)
-        if w.ri[q, STATE] == ACTIVE:
+        if row[STATE] == ACTIVE:
             position = 0
             while w.running[r, position] != q:
                 position += 1
@@ -379,7 +390,7 @@ def tokens_given(w, r, slot, i, t):
         else:
             drop_waiting(w, r, q)
         release_blocks(w, r, q)
-        w.ri[q, STATE] = FINISHED
+        row[STATE] = FINISHED
     elif not later and not stale:
-        w.ri[q, DRAFTS] = w.settings[SPECULATIVE]
+        row[DRAFTS] = w.settings[SPECULATIVE]
     return count

@@ -21,59 +21,59 @@ from simulator.tables import (
 
 
 @inlined
-def note_stall(r, step, gap_s, ri, ints, totals, stall_steps, stall_s):
+def note_stall(w, r, step, gap_s):
     """Push a step of gap_s seconds; shorter entries before it can no longer be anybody's maximum."""
-    top = ints[r, STACK_COUNT]
-    while top > 0 and stall_s[r, top - 1] <= gap_s:
+    top = w.ints[r, STACK_COUNT]
+    while top > 0 and w.stall_s[r, top - 1] <= gap_s:
         top -= 1
     if top == STALL_STACK:  # forget what ended before the oldest running decode began
         oldest = step
-        q = ints[r, RUN_HEAD]
+        q = w.ints[r, RUN_HEAD]
         while q >= 0:
-            if ri[q, STATE] == DECODE and ri[q, JOINED_STEP] < oldest:
-                oldest = ri[q, JOINED_STEP]
-            q = ri[q, NEXT]
+            if w.ri[q, STATE] == DECODE and w.ri[q, JOINED_STEP] < oldest:
+                oldest = w.ri[q, JOINED_STEP]
+            q = w.ri[q, NEXT]
         drop = 0
-        while drop < top and stall_steps[r, drop] <= oldest:
+        while drop < top and w.stall_steps[r, drop] <= oldest:
             drop += 1
         for i in range(drop, top):
-            stall_steps[r, i - drop] = stall_steps[r, i]
-            stall_s[r, i - drop] = stall_s[r, i]
+            w.stall_steps[r, i - drop] = w.stall_steps[r, i]
+            w.stall_s[r, i - drop] = w.stall_s[r, i]
         top -= drop
         if top == STALL_STACK:
-            totals[ERROR] = STALL_STACK_FULL
+            w.totals[ERROR] = STALL_STACK_FULL
             return
-    stall_steps[r, top] = step
-    stall_s[r, top] = gap_s
-    ints[r, STACK_COUNT] = top + 1
+    w.stall_steps[r, top] = step
+    w.stall_s[r, top] = gap_s
+    w.ints[r, STACK_COUNT] = top + 1
 
 
 @inlined
-def stall_since(r, joined, ints, stall_steps, stall_s):
+def stall_since(w, r, joined):
     """Longest step after step number `joined`, seconds; 0 when there was none."""
-    count = ints[r, STACK_COUNT]
+    count = w.ints[r, STACK_COUNT]
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
-        if stall_steps[r, middle] > joined:
+        if w.stall_steps[r, middle] > joined:
             high = middle
         else:
             low = middle + 1
-    return stall_s[r, low] if low < count else 0.0
+    return w.stall_s[r, low] if low < count else 0.0
 
 
 @inlined
-def gap_bin(r, gap_s, edges_s, ints):
+def gap_bin(w, r, gap_s):
     """Histogram bin of a gap; consecutive steps of a replica mostly fall into the same one, so that is tried first."""
-    low = ints[r, GAP_BIN]
-    if (low == 0 or edges_s[low - 1] <= gap_s) and (low == len(edges_s) or gap_s < edges_s[low]):
+    low = w.ints[r, GAP_BIN]
+    if (low == 0 or w.edges_s[low - 1] <= gap_s) and (low == len(w.edges_s) or gap_s < w.edges_s[low]):
         return low
-    low, high = 0, len(edges_s)
+    low, high = 0, len(w.edges_s)
     while low < high:
         middle = (low + high) >> 1
-        if edges_s[middle] <= gap_s:
+        if w.edges_s[middle] <= gap_s:
             low = middle + 1
         else:
             high = middle
-    ints[r, GAP_BIN] = low
+    w.ints[r, GAP_BIN] = low
     return low

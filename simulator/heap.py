@@ -11,46 +11,46 @@ ADMISSION_BITS = 28
 
 
 @inlined
-def sift_up(keys, values, r, i, key, value):
+def sift_up(w, r, i, key, value):
     """Place (key, value) at position i of replica r's heap or above it."""
     while i > 0:
         parent = (i - 1) >> 1
-        if keys[r, parent] <= key:
+        if w.heap_keys[r, parent] <= key:
             break
-        keys[r, i] = keys[r, parent]
-        values[r, i] = values[r, parent]
+        w.heap_keys[r, i] = w.heap_keys[r, parent]
+        w.heap_values[r, i] = w.heap_values[r, parent]
         i = parent
-    keys[r, i] = key
-    values[r, i] = value
+    w.heap_keys[r, i] = key
+    w.heap_values[r, i] = value
 
 
 @inlined
-def sift_down(keys, values, r, count, i, key, value):
+def sift_down(w, r, count, i, key, value):
     """Place (key, value) at position i of a heap of `count` entries or below it."""
     while True:
         child = 2 * i + 1
         if child >= count:
             break
-        if child + 1 < count and keys[r, child + 1] < keys[r, child]:
+        if child + 1 < count and w.heap_keys[r, child + 1] < w.heap_keys[r, child]:
             child += 1
-        if keys[r, child] >= key:
+        if w.heap_keys[r, child] >= key:
             break
-        keys[r, i] = keys[r, child]
-        values[r, i] = values[r, child]
+        w.heap_keys[r, i] = w.heap_keys[r, child]
+        w.heap_values[r, i] = w.heap_values[r, child]
         i = child
-    keys[r, i] = key
-    values[r, i] = value
+    w.heap_keys[r, i] = key
+    w.heap_values[r, i] = value
 
 
 @inlined
-def heap_remove(keys, values, r, last, value):
+def heap_remove(w, r, last, value):
     """Take one request out of a heap of last + 1 entries. Only preemption needs it, so a linear search will do."""
     i = 0
-    while values[r, i] != value:
+    while w.heap_values[r, i] != value:
         i += 1
     if i == last:
         return
-    if i > 0 and keys[r, (i - 1) >> 1] > keys[r, last]:
-        sift_up(keys, values, r, i, keys[r, last], values[r, last])
+    if i > 0 and w.heap_keys[r, (i - 1) >> 1] > w.heap_keys[r, last]:
+        sift_up(w, r, i, w.heap_keys[r, last], w.heap_values[r, last])
     else:
-        sift_down(keys, values, r, last, i, keys[r, last], values[r, last])
+        sift_down(w, r, last, i, w.heap_keys[r, last], w.heap_values[r, last])

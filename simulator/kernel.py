@@ -120,30 +120,12 @@ def _window_pairs(window, context, chunk):
 
 
 @inlined
-def _advance(
-    r,
-    until,
-    engine,
-    coef,
-    decode_s,
-    mixed_s,
-    edges_s,
-    ri,
-    rf,
-    ints,
-    floats,
-    totals,
-    heap_keys,
-    heap_values,
-    due,
-    crossing,
-    completing,
-    stall_steps,
-    stall_s,
-    window_decodes,
-    itl_counts,
-):
+def _advance(w, r, until):
     """Run replica r while its pending step ends before `until`; in a closed loop, only until a request is released."""
+    engine, coef, decode_s, mixed_s, edges_s = w.engine, w.coefficients, w.decode_s, w.mixed_s, w.edges_s
+    ri, rf, ints, floats, totals = w.ri, w.rf, w.ints, w.floats, w.totals
+    heap_keys, heap_values, due, crossing = w.heap_keys, w.heap_values, w.due, w.crossing
+    completing, window_decodes, itl_counts = w.completing, w.window_decodes, w.itl_counts
     block = engine[BLOCK_SIZE]
     window = engine[WINDOW]
     max_num_seqs = engine[MAX_NUM_SEQS]
@@ -182,10 +164,10 @@ def _advance(
                     growing -= crossing[r, slot]
                     crossing[r, slot] = 0
                 if step_s >= high_s or step_s < low_s:
-                    for w in range(workloads):
-                        itl_counts[w, bin_] += gaps * window_decodes[r, w]
+                    for k in range(workloads):
+                        itl_counts[k, bin_] += gaps * window_decodes[r, k]
                     gaps = 0
-                    bin_ = gap_bin(r, step_s, edges_s, ints)
+                    bin_ = gap_bin(w, r, step_s)
                     low_s = edges_s[bin_ - 1] if bin_ > 0 else -np.inf
                     high_s = edges_s[bin_] if bin_ < len(edges_s) else np.inf
                 gaps += 1
@@ -201,9 +183,9 @@ def _advance(
                 t += step_s
             ended = step - first_step
             if ended > 0:
-                for w in range(workloads):
-                    itl_counts[w, bin_] += gaps * window_decodes[r, w]
-                note_stall(r, step, last_gap_s, ri, ints, totals, stall_steps, stall_s)
+                for k in range(workloads):
+                    itl_counts[k, bin_] += gaps * window_decodes[r, k]
+                note_stall(w, r, step, last_gap_s)
                 ints[r, STEP_COUNT] = step
                 ints[r, CONTEXT] = context
                 ints[r, WINDOW_CONTEXT] = window_context
@@ -230,18 +212,18 @@ def _advance(
                     slot = step % (window + 1)
                     ints[r, GROWING] -= crossing[r, slot]
                     crossing[r, slot] = 0
-                bin_ = gap_bin(r, floats[r, STEP_S], edges_s, ints)
-                for w in range(workloads):
-                    itl_counts[w, bin_] += window_decodes[r, w]
-                note_stall(r, step, floats[r, STEP_S], ri, ints, totals, stall_steps, stall_s)
+                bin_ = gap_bin(w, r, floats[r, STEP_S])
+                for k in range(workloads):
+                    itl_counts[k, bin_] += window_decodes[r, k]
+                note_stall(w, r, step, floats[r, STEP_S])
             while ints[r, HEAP_COUNT] > 0 and (heap_keys[r, 0] >> ADMISSION_BITS) == step:
                 q = heap_values[r, 0]
                 ints[r, HEAP_COUNT] -= 1
                 last = ints[r, HEAP_COUNT]
                 if last > 0:
-                    sift_down(heap_keys, heap_values, r, last, 0, heap_keys[r, last], heap_values[r, last])
-                leave_decode(r, q, step, engine, ri, rf, ints, due, crossing, stall_steps, stall_s, window_decodes)
-                released |= finish(r, q, t, engine, coef, ri, rf, ints, floats, totals)
+                    sift_down(w, r, last, 0, heap_keys[r, last], heap_values[r, last])
+                leave_decode(w, r, q, step)
+                released |= finish(w, r, q, t)
             for i in range(ints[r, COMPLETING]):
                 q = completing[r, i]
                 if ri[q, EMITTED] == 0:
@@ -251,13 +233,13 @@ def _advance(
                     if not rf[q, ITL_MAX] >= gap_s:
                         rf[q, ITL_MAX] = gap_s
                     if ri[q, PHASE] == IN_WINDOW:
-                        itl_counts[ri[q, WORKLOAD], gap_bin(r, gap_s, edges_s, ints)] += 1
+                        itl_counts[ri[q, WORKLOAD], gap_bin(w, r, gap_s)] += 1
                 ri[q, EMITTED] += 1
                 if ri[q, EMITTED] == ri[q, OUTPUT]:
-                    free_blocks(r, (ri[q, COMPUTED] + block - 1) // block, engine, ints)
-                    released |= finish(r, q, t, engine, coef, ri, rf, ints, floats, totals)
+                    free_blocks(w, r, (ri[q, COMPUTED] + block - 1) // block)
+                    released |= finish(w, r, q, t)
                 else:
-                    join_decode(r, q, step, engine, ri, ints, heap_keys, heap_values, due, crossing, window_decodes)
+                    join_decode(w, r, q, step)
             ints[r, COMPLETING] = 0
             if ints[r, DECODING] == 0:
                 ints[r, STACK_COUNT] = 0
@@ -284,21 +266,7 @@ def _advance(
                 if keep_names:
                     totals[ERROR] = NEEDS_FULL_KERNEL
                     return
-                preempt_last(
-                    r,
-                    t,
-                    engine,
-                    ri,
-                    rf,
-                    ints,
-                    heap_keys,
-                    heap_values,
-                    due,
-                    crossing,
-                    stall_steps,
-                    stall_s,
-                    window_decodes,
-                )
+                preempt_last(w, r, t)
                 preempted = True
             ints[r, FREE_BLOCKS] -= due[r, (-step) % block]
             decodes = ints[r, DECODING]
@@ -317,21 +285,7 @@ def _advance(
                     if keep_names:
                         totals[ERROR] = NEEDS_FULL_KERNEL
                         return
-                    preempt_last(
-                        r,
-                        t,
-                        engine,
-                        ri,
-                        rf,
-                        ints,
-                        heap_keys,
-                        heap_values,
-                        due,
-                        crossing,
-                        stall_steps,
-                        stall_s,
-                        window_decodes,
-                    )
+                    preempt_last(w, r, t)
                     preempted = True
                 else:
                     ints[r, FREE_BLOCKS] -= need
@@ -355,7 +309,7 @@ def _advance(
                 if (known + block - 1) // block > ints[r, FREE_BLOCKS]:  # checked for the whole, taken for the chunk
                     break
                 chunk = min(known, budget)
-                admit(r, q, t, ri, rf, ints)
+                admit(w, r, q, t)
                 ints[r, FREE_BLOCKS] -= (chunk + block - 1) // block
                 ri[q, COMPUTED] = chunk
                 tokens += chunk
@@ -439,8 +393,9 @@ def _advance(
 
 
 @inlined
-def _route(engine, ints, totals):
+def _route(w):
     """The replica for the next request; ties go to the next one in turn, so that equal replicas share the load."""
+    engine, ints, totals = w.engine, w.ints, w.totals
     replicas = len(ints)
     start = totals[ROUTE_POINTER]
     best = start
@@ -456,8 +411,9 @@ def _route(engine, ints, totals):
 
 
 @inlined
-def _take_arrival(now, engine, coef, ri, rf, ints, floats, totals):
+def _take_arrival(w, now):
     """Route the next request, or refuse it when it could never fit (vLLM answers 400 to such a request)."""
+    engine, coef, ri, rf, totals = w.engine, w.coefficients, w.ri, w.rf, w.totals
     q = totals[NEXT_REQUEST]
     totals[NEXT_REQUEST] += 1
     block = engine[BLOCK_SIZE]
@@ -469,28 +425,18 @@ def _take_arrival(now, engine, coef, ri, rf, ints, floats, totals):
             rf[totals[RELEASED], ARRIVAL] = now + coef[RELEASE_DELAY_S]
             totals[RELEASED] += 1
         return
-    enqueue(_route(engine, ints, totals), q, now, ri, rf, ints, floats)
+    enqueue(w, _route(w), q, now)
 
 
 @cached_kernel
-def run_kernel(world, until_s):
+def run_kernel(w, until_s):
     """Run the whole request plane up to until_s: arrivals at until_s are taken, steps that end at until_s are not.
 
     Open loop: stops before the first arrival after every request of the window has finished (totals[STOPPED] = 1).
     Closed loop: each finish releases the next request; ends when all are finished. Call again to go on.
     """
-    engine, coef, decode_s, mixed_s, edges_s = (
-        world.engine,
-        world.coefficients,
-        world.decode_s,
-        world.mixed_s,
-        world.edges_s,
-    )
-    ri, rf, ints, floats, totals = world.ri, world.rf, world.ints, world.floats, world.totals
-    heap_keys, heap_values, due, crossing = world.heap_keys, world.heap_values, world.due, world.crossing
-    completing, stall_steps, stall_s = world.completing, world.stall_steps, world.stall_s
-    window_decodes, itl_counts = world.window_decodes, world.itl_counts
-    replicas = len(ints)
+    engine, rf, floats, totals = w.engine, w.rf, w.floats, w.totals
+    replicas = len(w.ints)
     closed = engine[CLOSED_LOOP] == 1
     while totals[ERROR] == 0:
         q = totals[NEXT_REQUEST]
@@ -511,29 +457,7 @@ def run_kernel(world, until_s):
         for r in range(start, stop):
             if floats[r, STEP_END] < horizon:
                 moved = True
-                _advance(
-                    r,
-                    bound,
-                    engine,
-                    coef,
-                    decode_s,
-                    mixed_s,
-                    edges_s,
-                    ri,
-                    rf,
-                    ints,
-                    floats,
-                    totals,
-                    heap_keys,
-                    heap_values,
-                    due,
-                    crossing,
-                    completing,
-                    stall_steps,
-                    stall_s,
-                    window_decodes,
-                    itl_counts,
-                )
+                _advance(w, r, bound)
         if closed and moved:
             continue
         if arrival > until_s or arrival == np.inf:
@@ -541,4 +465,4 @@ def run_kernel(world, until_s):
         if not closed and totals[WINDOW_REQUESTS] > 0 and totals[WINDOW_LEFT] == 0:
             totals[STOPPED] = 1
             return
-        _take_arrival(arrival, engine, coef, ri, rf, ints, floats, totals)
+        _take_arrival(w, arrival)
