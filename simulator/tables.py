@@ -85,6 +85,7 @@ STALL_STACK_FULL, NOTHING_SCHEDULABLE, NEEDS_FULL_KERNEL = 1, 2, 3
     TWO_IN_FLIGHT,
     KEEP_NAMES,
 ) = range(9)
+ENGINE_SETTINGS = 9
 ROUND_ROBIN, LEAST_OUTSTANDING = 0, 1
 
 # Seconds per unit: see `steptime.StepTimeModel`.
@@ -123,7 +124,7 @@ def engine_settings(
 ) -> Ints:
     """The first table of a `World`. `two_in_flight`: asynchronous scheduling. `keep_names`: a preempted request would
     find its own blocks again, which counts cannot tell, so the run stops there with NEEDS_FULL_KERNEL."""
-    row = np.zeros(9, dtype=np.int64)
+    row = np.zeros(ENGINE_SETTINGS, dtype=np.int64)
     row[MAX_NUM_SEQS], row[MAX_NUM_BATCHED_TOKENS] = max_num_seqs, max_num_batched_tokens
     row[BLOCK_SIZE], row[NUM_BLOCKS], row[WINDOW] = block_size, num_blocks, window_tokens
     row[ROUTING] = LEAST_OUTSTANDING if least_outstanding else ROUND_ROBIN
@@ -191,8 +192,10 @@ def make_world(
 ) -> World:
     """Fresh tables for N requests on idle replicas. `released` of them have a known arrival."""
     n = len(prompt_tokens)
+    if len(engine) != ENGINE_SETTINGS:  # compiled code reads beyond the end of an array without a word
+        raise ValueError(f"{len(engine)} engine settings; `engine_settings` makes all {ENGINE_SETTINGS}")
     seqs = int(engine[MAX_NUM_SEQS])
-    budget = int(engine[MAX_NUM_BATCHED_TOKENS])  # compiled code reads beyond the end of an array without a word
+    budget = int(engine[MAX_NUM_BATCHED_TOKENS])
     if budget >= len(mixed_s) or seqs >= len(decode_s) or budget < seqs:
         raise ValueError(
             f"max_num_seqs {seqs} must not exceed max_num_batched_tokens {budget}, and the step times must reach both; "

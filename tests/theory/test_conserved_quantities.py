@@ -45,6 +45,7 @@ from simulator.tables import (
     WINDOW_CONTEXT,
     WORKLOAD,
     World,
+    engine_settings,
     make_world,
 )
 from simulator.workload import RequestStream
@@ -224,7 +225,15 @@ def world_of(seed: int, *, window_tokens: int, closed: bool) -> World:
     arrival_s = np.where(np.arange(count) < 25, 0.0, np.nan) if closed else stream.arrival_s
     prompts = np.minimum(stream.prompt_tokens, 150) if closed else stream.prompt_tokens
     return make_world(
-        engine=np.array([MAX_NUM_SEQS, BUDGET, BLOCK_SIZE, NUM_BLOCKS, window_tokens, 1, int(closed)]),
+        engine=engine_settings(
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=BUDGET,
+            block_size=BLOCK_SIZE,
+            num_blocks=NUM_BLOCKS,
+            window_tokens=window_tokens,
+            least_outstanding=True,
+            closed_loop=closed,
+        ),
         coefficients=model.coefficients(),
         decode_s=model.decode_s,
         mixed_s=model.mixed_s,

@@ -25,6 +25,7 @@ from simulator.tables import (
     STACK_COUNT,
     STOPPED,
     World,
+    engine_settings,
     make_world,
 )
 from simulator.workload import RequestStream
@@ -98,9 +99,16 @@ def world_of(
     stream: RequestStream, *, engine: EngineConfig, model: StepTimeModel, num_blocks: int, replicas: int, phase: Any
 ) -> World:
     released = len(stream) if stream.concurrency is None else min(stream.concurrency, len(stream))
-    settings = [engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size, num_blocks]
     return make_world(
-        engine=np.array([*settings, model.window_tokens, 1, int(stream.concurrency is not None)]),
+        engine=engine_settings(
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            block_size=engine.block_size,
+            num_blocks=num_blocks,
+            window_tokens=model.window_tokens,
+            least_outstanding=True,
+            closed_loop=stream.concurrency is not None,
+        ),
         coefficients=model.coefficients(),
         decode_s=model.decode_s,
         mixed_s=model.mixed_s,
