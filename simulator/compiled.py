@@ -19,6 +19,7 @@ from numba import config, njit
 __all__ = ["cached_kernel", "inlined"]
 
 SOURCES = (
+    "block_pool.py",
     "compiled.py",
     "full_blocks.py",
     "full_kernel.py",

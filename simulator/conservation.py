@@ -73,8 +73,8 @@ def check_full_conservation(log: RequestLog, *, world: FullWorld, request_overhe
     gained = world.ints[:, [full_tables.SCHEDULED_TOKENS, full_tables.HIT_TOKENS]].sum()
     lost = world.ints[:, [full_tables.DISCARDED_TOKENS, full_tables.REFUSED_TOKENS]].sum()
     _check_tokens(computed=int(gained - lost), useful=int(world.ri[:, full_tables.COMPUTED].sum()))
-    named = world.users.size > 0
-    held_blocks = int((world.users > 0).sum()) if named else int((world.held - world.left).sum())
+    named = world.pool.users.size > 0
+    held_blocks = int((world.pool.users > 0).sum()) if named else int((world.held - world.left).sum())
     _check_blocks(times, held=held_blocks, num_blocks=int(world.settings[full_tables.NUM_BLOCKS]))
     _check_gaps(log)
     _check_little(log, request_overhead_s=request_overhead_s)

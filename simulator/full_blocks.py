@@ -1,12 +1,12 @@
-"""KV blocks of the full kernel: what `kv_blocks.py` says, in arrays.
+"""Block tables of the full kernel: what `kv_blocks.py` says of requests, in arrays.
 
-Without prefix caching blocks have no identity and are counted. With it, each rank has its free list (doubly linked,
-entry B is both ends), and a hash table leads from a content to the oldest block that holds it. The block table of a
-request that waits is free, so a prompt's hits are written there before anybody knows whether it will be admitted.
+Without prefix caching blocks have no identity and are counted. The block table of a request that waits is free, so a
+prompt's hits are written there before anybody knows whether it will be admitted.
 """
 
 import numpy as np
 
+from simulator.block_pool import find_block, give_back_blocks, know_block, take_block, use_again
 from simulator.compiled import inlined
 from simulator.full_tables import (
     ANY_WINDOW,
@@ -14,8 +14,6 @@ from simulator.full_tables import (
     CACHING,
     COMPUTED,
     EMITTED,
-    FREE,
-    HASH_BITS,
     IN_FLIGHT,
     JUNCTION,
     LOOKAHEAD,
@@ -26,128 +24,14 @@ from simulator.full_tables import (
     WATERMARK_BLOCKS,
 )
 
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-
-@inlined
-def slot_of(w, r, key):
-    """The slot of the index where a content stands, or the empty one where it would."""
-    bits = w.settings[HASH_BITS]
-    mask = (1 << bits) - 1
-    slot = np.int64((np.uint64(key) * MULTIPLIER) >> np.uint64(64 - bits))
-    while True:
-        block = w.oldest[r, slot]
-        if block < 0 or w.keys[r, block] == key:
-            return slot
-        slot = (slot + 1) & mask
-
-
-@inlined
-def find_block(w, r, key):
-    """The oldest block of a content, or −1."""
-    return np.int64(w.oldest[r, slot_of(w, r, key)])
-
-
-@inlined
-def know_block(w, r, block, key):
-    """The block can be found from now on, after those that hold the same."""
-    slot = slot_of(w, r, key)
-    first = w.oldest[r, slot]
-    w.keys[r, block] = key
-    w.next_same[r, block] = -1
-    if first < 0:
-        w.oldest[r, slot] = block
-        w.previous_same[r, block] = -1
-        w.last_same[r, block] = block
-    else:
-        youngest = w.last_same[r, first]
-        w.next_same[r, youngest] = block
-        w.previous_same[r, block] = youngest
-        w.last_same[r, first] = block
-
-
-@inlined
-def forget_block(w, r, block):
-    """The block is taken for something else."""
-    key = w.keys[r, block]
-    before, after = w.previous_same[r, block], w.next_same[r, block]
-    if before >= 0:
-        w.next_same[r, before] = after
-        if after >= 0:
-            w.previous_same[r, after] = before
-        else:  # it was the youngest, which the oldest remembers
-            w.last_same[r, find_block(w, r, key)] = before
-        w.keys[r, block] = -1
-        return
-    slot = slot_of(w, r, key)
-    if after >= 0:
-        w.previous_same[r, after] = -1
-        w.last_same[r, after] = w.last_same[r, block]
-        w.oldest[r, slot] = after
-        w.keys[r, block] = -1
-        return
-    # Nobody else holds it: close the gap in the index, so that no search stops too early.
-    bits = w.settings[HASH_BITS]
-    mask = (1 << bits) - 1
-    w.keys[r, block] = -1
-    gap = slot
-    other = (gap + 1) & mask
-    while w.oldest[r, other] >= 0:
-        home = np.int64((np.uint64(w.keys[r, w.oldest[r, other]]) * MULTIPLIER) >> np.uint64(64 - bits))
-        if ((other - home) & mask) >= ((other - gap) & mask):
-            w.oldest[r, gap] = w.oldest[r, other]
-            gap = other
-        other = (other + 1) & mask
-    w.oldest[r, gap] = -1
-
-
-@inlined
-def unlink_free(w, r, block):
-    before, after = w.previous_free[r, block], w.next_free[r, block]
-    w.next_free[r, before] = after
-    w.previous_free[r, after] = before
-    w.ints[r, FREE] -= 1
-
-
-@inlined
-def link_free(w, r, before, block):
-    """Put a block into the free list behind `before`."""
-    after = w.next_free[r, before]
-    w.next_free[r, before] = block
-    w.previous_free[r, block] = before
-    w.next_free[r, block] = after
-    w.previous_free[r, after] = block
-    w.ints[r, FREE] += 1
-
-
-@inlined
-def take_block(w, r):
-    """The block that is first to go; whatever it held is forgotten."""
-    block = np.int64(w.next_free[r, w.users.shape[1]])
-    unlink_free(w, r, block)
-    if w.keys[r, block] >= 0:
-        forget_block(w, r, block)
-    w.users[r, block] = 1
-    return block
-
 
 @inlined
 def give_back(w, r, q, g, first, last):
     """Blocks [first, last) of a request's table, the last first (`KVBlocks.give_back`)."""
     if w.settings[CACHING] == 0:
-        w.ints[r, FREE] += last - first
-        return
-    row = w.ri[q, TABLE]
-    end = w.users.shape[1]
-    for i in range(first, last):
-        block = np.int64(w.blocks[g, row + i])
-        w.users[r, block] -= 1
-        if w.users[r, block] == 0 and w.keys[r, block] < 0:
-            link_free(w, r, end, block)
-    for i in range(last - 1, first - 1, -1):
-        block = np.int64(w.blocks[g, row + i])
-        if w.users[r, block] == 0 and w.keys[r, block] >= 0:
-            link_free(w, r, np.int64(w.previous_free[r, end]), block)
+        w.pool.free[r] += last - first
+    else:
+        give_back_blocks(w.pool, r, w.blocks[g, w.ri[q, TABLE] :], first, last)
 
 
 @inlined
@@ -204,7 +88,7 @@ def register_blocks(w, r, q, tokens):
     for g in range(groups):
         for i in range(max(w.registered[q, g], w.left[q, g]), full):
             if worth_finding(w, q, g, i):
-                know_block(w, r, np.int64(w.blocks[g, row + i]), w.contents[row + i] * groups + g)
+                know_block(w.pool, r, np.int64(w.blocks[g, row + i]), w.contents[row + i] * groups + g)
         w.registered[q, g] = max(w.registered[q, g], full)
 
 
@@ -235,7 +119,7 @@ def find_prefix(w, r, q):
             while i < hit and not missing:
                 for g in range(groups):
                     if w.windows[g] == 0:
-                        block = find_block(w, r, w.contents[row + i] * groups + g)
+                        block = find_block(w.pool, r, w.contents[row + i] * groups + g)
                         if block < 0:
                             missing = True
                             break
@@ -259,7 +143,7 @@ def find_prefix(w, r, q):
                 missing = False
                 for g in range(kind, groups):
                     if w.windows[g] == window:
-                        block = find_block(w, r, w.contents[row + i] * groups + g)
+                        block = find_block(w.pool, r, w.contents[row + i] * groups + g)
                         if block < 0:
                             missing = True
                             break
@@ -297,7 +181,7 @@ def blocks_needed(w, r, q, computed, slots, capped, hit):
         if more > 0:
             total += more
         for i in range(max(0, skipped - held), hit):
-            if w.users[r, w.blocks[g, row + i]] == 0:
+            if w.pool.users[r, w.blocks[g, row + i]] == 0:
                 total += 1
     return total
 
@@ -325,12 +209,12 @@ def allocate(w, r, q, tokens, hit, admitting, others_run):
     watermark = settings[WATERMARK_BLOCKS] if admitting and others_run else 0
     if admitting and settings[RESERVE] == 1:
         whole = min(known, settings[MAX_MODEL_LEN])
-        if blocks_needed(w, r, q, computed, whole, True, hit) + watermark > w.ints[r, FREE]:
+        if blocks_needed(w, r, q, computed, whole, True, hit) + watermark > w.pool.free[r]:
             return False
     slots = min(computed + tokens + settings[LOOKAHEAD], settings[MAX_MODEL_LEN])
     if settings[ANY_WINDOW] == 1:
         leave_behind_window(w, r, q, max(0, computed - w.ri[q, IN_FLIGHT]))
-    if blocks_needed(w, r, q, computed, slots, False, hit) + watermark > w.ints[r, FREE]:
+    if blocks_needed(w, r, q, computed, slots, False, hit) + watermark > w.pool.free[r]:
         return False
     row = w.ri[q, TABLE]
     groups = len(w.windows)
@@ -338,10 +222,7 @@ def allocate(w, r, q, tokens, hit, admitting, others_run):
         for g in range(groups):
             skipped = skipped_blocks(w, g, computed)
             for i in range(skipped, hit):
-                block = np.int64(w.blocks[g, row + i])
-                if w.users[r, block] == 0:
-                    unlink_free(w, r, block)
-                w.users[r, block] += 1
+                use_again(w.pool, r, np.int64(w.blocks[g, row + i]))
             w.left[q, g] = skipped
             w.held[q, g] = hit
             w.registered[q, g] = hit
@@ -350,9 +231,9 @@ def allocate(w, r, q, tokens, hit, admitting, others_run):
         if required > w.held[q, g]:
             if settings[CACHING] == 1:
                 for i in range(w.held[q, g], required):
-                    w.blocks[g, row + i] = take_block(w, r)
+                    w.blocks[g, row + i] = take_block(w.pool, r)
             else:
-                w.ints[r, FREE] -= required - w.held[q, g]
+                w.pool.free[r] -= required - w.held[q, g]
             w.held[q, g] = required
     if settings[CACHING] == 1:
         register_blocks(w, r, q, min(computed + tokens, known))

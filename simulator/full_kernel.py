@@ -27,7 +27,6 @@ from simulator.full_tables import (
     ERROR,
     FINISH,
     FIRST_TOKEN,
-    FREE,
     GPU_FREE,
     ITL_MAX,
     LAST_STEP,
@@ -344,7 +343,7 @@ def rank_of(w, replica):
         return best
     least = np.inf
     for r in range(replica * members, (replica + 1) * members):
-        used = 1.0 - w.ints[r, FREE] / w.settings[NUM_BLOCKS]
+        used = 1.0 - w.pool.free[r] / w.settings[NUM_BLOCKS]
         load = w.ints[r, UNFINISHED] + w.ints[r, WAIT_COUNT] * 6.0 * max(0.0, used - 0.5)
         if load < least:
             least = load

@@ -20,7 +20,6 @@ from simulator.full_tables import (
     FINISH,
     FINISHED,
     FIRST_TOKEN,
-    FREE,
     ITL_MAX,
     KV_PEAK,
     NEXT_REQUEST,
@@ -130,6 +129,6 @@ def _read(world: FullWorld, inputs: RunInputs) -> RequestLog:
             preemptions=ints[:, PREEMPTED].copy(),
             batch_peak=ints[:, BATCH_PEAK].copy(),
             kv_peak_fraction=ints[:, KV_PEAK] / num_blocks,
-            kv_blocks_held=num_blocks - ints[:, FREE],
+            kv_blocks_held=num_blocks - world.pool.free,
         ),
     )

@@ -33,7 +33,6 @@ from simulator.full_tables import (
     ENTRY_DRAFTS,
     ENTRY_INTS,
     FINISHED,
-    FREE,
     HIT_TOKENS,
     IN_FLIGHT,
     KV_PEAK,
@@ -344,7 +343,7 @@ def schedule_rank(w, r, slot):
     w.batch_count[r, slot] = count
     w.ints[r, SCHEDULED_TOKENS] += total
     w.ints[r, BATCH_PEAK] = max(w.ints[r, BATCH_PEAK], w.ints[r, RUNNING])
-    w.ints[r, KV_PEAK] = max(w.ints[r, KV_PEAK], settings[NUM_BLOCKS] - w.ints[r, FREE])
+    w.ints[r, KV_PEAK] = max(w.ints[r, KV_PEAK], settings[NUM_BLOCKS] - w.pool.free[r])
     return preempted
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.block_pool import BlockPool, make_pool
 from simulator.rows import Rows
 from simulator.scheduler_settings import SchedulerSettings
 from simulator.tables import IN_WINDOW, ITL_EDGES_S, Floats, Ints
@@ -52,13 +53,12 @@ REQUEST_FLOATS = 6
 # Values of STATE.
 FUTURE, WAITING, ACTIVE, FINISHED, REJECTED = range(5)
 
-# Ranks, integers. FREE counts free blocks; HEAP the entries of the priority queue.
+# Ranks, integers.
 (
     RUNNING,
     WAIT_HEAD,
     WAIT_TAIL,
     WAIT_COUNT,
-    FREE,
     UNFINISHED,
     PREFILL_TOKENS,
     PREEMPTED,
@@ -68,8 +68,8 @@ FUTURE, WAITING, ACTIVE, FINISHED, REJECTED = range(5)
     REFUSED_TOKENS,
     BATCH_PEAK,
     KV_PEAK,
-) = range(14)
-RANK_INTS = 14
+) = range(13)
+RANK_INTS = 13
 # Ranks, seconds.
 AREA, AREA_LAST, PREFILL_BUSY, DECODE_BUSY = range(4)
 RANK_FLOATS = 4
@@ -117,9 +117,8 @@ STUCK = 3
     QUEUED_TOKENS,
     LEAST_OUTSTANDING,
     CLOSED_LOOP,
-    HASH_BITS,
-) = range(24)
-SETTINGS = 24
+) = range(23)
+SETTINGS = 23
 NO_LIMIT = 1 << 60
 
 
@@ -165,20 +164,7 @@ class FullWorld(NamedTuple):
     """(R, S + 1) requests in the order of the running list."""
     heap: Ints
     """(R, N or 1) the priority queue."""
-    next_free: SmallInts
-    """(R, B + 1) the free list; entry B is its head and tail."""
-    previous_free: SmallInts
-    users: SmallInts
-    """(R, B) requests that use a block."""
-    keys: Ints
-    """(R, B) content · G + group; −1 = not known."""
-    next_same: SmallInts
-    """(R, B) the next younger block of the same content; −1 = none."""
-    previous_same: SmallInts
-    last_same: SmallInts
-    """(R, B) the youngest one, kept at the oldest."""
-    oldest: SmallInts
-    """(R, 2^HASH_BITS) oldest block of a content, open addressing; −1 = empty."""
+    pool: BlockPool
     totals: Ints
     itl_counts: Ints
 
@@ -239,18 +225,14 @@ def make_full_world(
         flat[np.repeat(ri[:, TABLE] - contents.start, contents.count) + np.arange(len(contents.values))] = (
             contents.values
         )
-    blocks = settings.num_blocks if caching else 0
-    bits = max(1, int(2 * blocks).bit_length())
     ints = np.zeros((ranks, RANK_INTS), dtype=np.int64)
     ints[:, [WAIT_HEAD, WAIT_TAIL]] = -1
-    ints[:, FREE] = settings.num_blocks
     engine_ints = np.zeros((engines, ENGINE_INTS), dtype=np.int64)
     engine_floats = np.zeros((engines, ENGINE_FLOATS))
     engine_floats[:, NEXT_EVENT] = np.inf
     totals = np.zeros(TOTALS, dtype=np.int64)
     totals[RELEASED] = released
     totals[[WINDOW_REQUESTS, WINDOW_LEFT]] = int(np.count_nonzero(phase == IN_WINDOW))
-    chain = np.arange(blocks + 1, dtype=np.int32)
     seats = settings.max_num_seqs
     columns = np.zeros(SETTINGS, dtype=np.int64)
     columns[SEATS], columns[BUDGET], columns[BLOCK_SIZE] = settings.seats, budget, size
@@ -265,7 +247,7 @@ def make_full_world(
     columns[LOCKSTEP], columns[LEAST_OUTSTANDING] = in_lockstep, least_outstanding
     columns[QUEUED_REQS] = NO_LIMIT if max_num_queued_reqs is None else max_num_queued_reqs
     columns[QUEUED_TOKENS] = NO_LIMIT if max_num_queued_tokens is None else max_num_queued_tokens
-    columns[CLOSED_LOOP], columns[HASH_BITS] = closed_loop, bits
+    columns[CLOSED_LOOP] = closed_loop
     return FullWorld(
         settings=columns,
         windows=np.array(settings.sliding_windows, dtype=np.int64),
@@ -292,14 +274,7 @@ def make_full_world(
         batch_count=np.zeros((ranks, 2), dtype=np.int64),
         running=np.zeros((ranks, seats + 1), dtype=np.int64),
         heap=np.zeros((ranks, n if settings.priority_policy else 1), dtype=np.int64),
-        next_free=np.tile(np.roll(chain, -1), (ranks, 1)),
-        previous_free=np.tile(np.roll(chain, 1), (ranks, 1)),
-        users=np.zeros((ranks, blocks), dtype=np.int32),
-        keys=np.full((ranks, blocks), -1, dtype=np.int64),
-        next_same=np.full((ranks, blocks), -1, dtype=np.int32),
-        previous_same=np.full((ranks, blocks), -1, dtype=np.int32),
-        last_same=np.full((ranks, blocks), -1, dtype=np.int32),
-        oldest=np.full((ranks, 1 << bits), -1, dtype=np.int32),
+        pool=make_pool(ranks, settings.num_blocks, named=caching),
         totals=totals,
         itl_counts=np.zeros((workloads, len(ITL_EDGES_S) + 1), dtype=np.int64),
     )

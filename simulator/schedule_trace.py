@@ -240,7 +240,7 @@ class SteppedFullKernel:
         batch = world.batch[0, slot, : world.batch_count[0, slot]]
         scheduled = [(int(row[full_tables.REQ]), int(row[full_tables.TOKENS])) for row in batch]
         preempted = np.flatnonzero(world.ri[:, full_tables.PREEMPTIONS] > before).tolist()
-        return scheduled, preempted, int(world.ints[0, full_tables.FREE])
+        return scheduled, preempted, int(world.pool.free[0])
 
     def take_output(self) -> None:
         take_step(self.world)
