@@ -1,4 +1,4 @@
-"""The pool of named KV blocks in arrays, for both kernels: the free list, who uses a block, and where a content is found.
+"""The pool of named KV blocks in arrays, for both kernels: free list, users, and where a content is found.
 
 What `kv_blocks.KVBlocks` says of blocks. Each replica has its free list, doubly linked, entry B being both ends, and a
 hash table that leads from a content to the oldest block that holds it; younger ones hang behind.

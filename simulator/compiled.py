@@ -28,6 +28,7 @@ SOURCES = (
     "gaps.py",
     "heap.py",
     "kernel.py",
+    "named_blocks.py",
     "running_list.py",
     "tables.py",
 )

@@ -16,6 +16,7 @@ from simulator.log import STATUSES, ReplicaTimes, RequestLog
 from simulator.tables import (
     COMPUTED,
     DECODE,
+    HIT_TOKENS,
     IN_WINDOW,
     NEXT_REQUEST,
     OUTSTANDING,
@@ -51,10 +52,14 @@ def check_conservation(log: RequestLog, *, num_blocks: int, request_overhead_s: 
     running = [ri[:, STATE] == DECODE, ri[:, STATE] == PREFILL]
     cached = np.select(running, [ri[:, COMPUTED] + steps, ri[:, COMPUTED]], 0)
     useful = int((log.prompt_tokens[finished] + log.output_tokens[finished] - 1).sum()) + int(cached[~finished].sum())
-    _check_tokens(computed=int(times.scheduled_tokens.sum() - times.discarded_tokens.sum()), useful=useful)
+    found = int(world.ints[:, HIT_TOKENS].sum())
+    _check_tokens(computed=int(times.scheduled_tokens.sum() - times.discarded_tokens.sum()) + found, useful=useful)
 
     block_size = world.due.shape[1]
-    _check_blocks(times, held=int((-(-cached[~finished] // block_size)).sum()), num_blocks=num_blocks)
+    held = int((-(-cached[~finished] // block_size)).sum())
+    if world.pool.users.size:  # blocks are shared
+        held = int((world.pool.users > 0).sum())
+    _check_blocks(times, held=held, num_blocks=num_blocks)
     _check_gaps(log)
     _check_little(log, request_overhead_s=request_overhead_s)
 

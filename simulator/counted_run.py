@@ -14,6 +14,7 @@ from simulator.tables import (
     AREA_LAST,
     ARRIVAL,
     BATCH_PEAK,
+    CACHED,
     DECODE,
     DECODE_BUSY,
     DISCARDED_TOKENS,
@@ -68,7 +69,7 @@ def play_counted(inputs: RunInputs) -> RequestLog | None:
             least_outstanding=inputs.least_outstanding,
             closed_loop=inputs.closed,
             two_in_flight=settings.async_scheduling,
-            keep_names=settings.enable_prefix_caching,
+            named=settings.enable_prefix_caching,
         ),
         coefficients=model.coefficients(),
         decode_s=model.decode_s,
@@ -81,6 +82,7 @@ def play_counted(inputs: RunInputs) -> RequestLog | None:
         workloads=len(stream.workload_names),
         replicas=inputs.replicas,
         released=inputs.released,
+        contents=inputs.contents(),
     )
     run_kernel(world, np.inf if inputs.drain or inputs.closed else float(arrival_s[-1]))
     if world.totals[ERROR] == NEEDS_FULL_KERNEL:
@@ -116,7 +118,7 @@ def _read(world: World, inputs: RunInputs) -> RequestLog:
         first_token_s=rf[:, FIRST_TOKEN].copy(),
         finish_s=rf[:, FINISH].copy(),
         prompt_tokens=ri[:, PROMPT].copy(),
-        cached_tokens=np.zeros(arrived, dtype=np.int64),
+        cached_tokens=ri[:, CACHED].copy(),
         output_tokens=emitted,
         status=np.where(state == FINISHED, 0, np.where(state == REJECTED, 2, 3)),
         replica=ri[:, REPLICA].copy(),

@@ -218,13 +218,8 @@ def make_full_world(
     rf = np.full((n, REQUEST_FLOATS), np.nan)
     rf[:, ARRIVAL] = arrival_s
     rows = int(table.sum()) if caching else 0
-    if contents is None:  # numbers of their own, so that a preempted request finds itself again
-        flat = np.arange(rows)
-    else:
-        flat = np.full(rows, -1, dtype=np.int64)
-        flat[np.repeat(ri[:, TABLE] - contents.start, contents.count) + np.arange(len(contents.values))] = (
-            contents.values
-        )
+    # Numbers of their own where nothing is shared: a preempted request finds itself again.
+    flat = np.arange(rows) if contents is None else contents.spread(ri[:, TABLE], rows)
     ints = np.zeros((ranks, RANK_INTS), dtype=np.int64)
     ints[:, [WAIT_HEAD, WAIT_TAIL]] = -1
     engine_ints = np.zeros((engines, ENGINE_INTS), dtype=np.int64)

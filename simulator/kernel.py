@@ -13,9 +13,14 @@ step costs a few additions. Finishes wait in a heap keyed by the count of steps;
 a sequence modulo the block size, so they are counted in `block_size` buckets; the longest stall of each request is read
 from a stack of falling step times when it ends.
 
-Left out until the issue that brings it: prefix caching, `long_prefill_token_threshold`, `watermark` (0 by default),
-chunked prefill off, priorities, speculative decoding, late outputs under async scheduling, and the release of blocks
-behind a sliding window (the memory ledger reserves those blocks instead: `hardware_profiles.memory`).
+With two steps in flight (asynchronous scheduling) the step behind the pending one is scheduled when the pending one
+begins. Here that is done when it has ended, with what could be seen then: later arrivals are passed over, and seats and
+blocks that became free since are given back afterwards. Where a request would be preempted while its answer is under
+way the run stops with NEEDS_FULL_KERNEL. Prefix caching: `named_blocks`.
+
+Left to the full kernel: `long_prefill_token_threshold`, `watermark`, chunked prefill off, priorities, fewer seats than
+`max_num_seqs`, speculative decoding, answers whose end is not known, queue limits, data-parallel ranks, and the release
+of blocks behind a sliding window (the memory ledger reserves those blocks instead: `hardware_profiles.memory`).
 
 Times are seconds on the engine's clock: a request enters the engine `request_overhead_s` after it was sent, and the
 caller shifts. Ties: a request that arrives exactly when a step ends is seen by the next step. All state is in
@@ -27,11 +32,13 @@ import numpy as np
 from simulator.compiled import cached_kernel, inlined
 from simulator.gaps import gap_bin, note_stall
 from simulator.heap import ADMISSION_BITS, sift_down
+from simulator.named_blocks import adopt_hits, find_named, know_due, know_named, take_due, take_named, unused_hits
 from simulator.running_list import (
     admit,
     enqueue,
     finish,
     free_blocks,
+    free_late,
     join_decode,
     leave_decode,
     preempt_last,
@@ -41,6 +48,7 @@ from simulator.tables import (
     ATTENTION_S,
     BATCH_PEAK,
     BLOCK_SIZE,
+    CACHED,
     CLOSED_LOOP,
     COMPLETING,
     COMPUTED,
@@ -53,19 +61,19 @@ from simulator.tables import (
     FREE_BLOCKS,
     GROWING,
     HEAP_COUNT,
+    HIT_TOKENS,
     HOST_S,
     HOST_SEQUENCE_S,
     IN_WINDOW,
     ITL_MAX,
-    KEEP_NAMES,
     KV_PEAK,
     KV_S,
     LAST_TOKEN,
-    LATE_BLOCKS,
     LATE_SEATS,
     LEAST_OUTSTANDING,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
+    NAMED,
     NEEDS_FULL_KERNEL,
     NEXT_REQUEST,
     NOTHING_SCHEDULABLE,
@@ -75,6 +83,7 @@ from simulator.tables import (
     PARTIAL,
     PENDING_TOKENS,
     PHASE,
+    PREEMPTIONS,
     PREFILL_BUSY,
     PREFILL_REQUEST_S,
     PROMPT,
@@ -132,7 +141,7 @@ def _advance(w, r, until):
     workloads = itl_counts.shape[0]
     num_blocks = engine[NUM_BLOCKS]
     two_in_flight = engine[TWO_IN_FLIGHT] == 1
-    keep_names = engine[KEEP_NAMES] == 1 or two_in_flight
+    named = engine[NAMED] == 1
     t = floats[r, STEP_END]
 
     while t < until:
@@ -177,6 +186,9 @@ def _advance(w, r, until):
                     ints[r, PENDING_TOKENS] = 0
                     break
                 free -= due[r, position]
+                if named:
+                    take_due(w, r, step)
+                    know_due(w, r, step, two_in_flight)
                 step_s = max(host_s, fixed_s + kv_s * context + window_kv_s * window_context) + sync_s
                 busy_s += step_s
                 start_s = t
@@ -236,7 +248,7 @@ def _advance(w, r, until):
                         itl_counts[ri[q, WORKLOAD], gap_bin(w, r, gap_s)] += 1
                 ri[q, EMITTED] += 1
                 if ri[q, EMITTED] == ri[q, OUTPUT]:
-                    free_blocks(w, r, (ri[q, COMPUTED] + block - 1) // block)
+                    free_blocks(w, r, q, ri[q, COMPUTED])
                     released |= finish(w, r, q, t)
                 else:
                     join_decode(w, r, q, step)
@@ -248,9 +260,7 @@ def _advance(w, r, until):
                 return
 
         if ints[r, OUTSTANDING] == 0:
-            ints[r, FREE_BLOCKS] += ints[r, LATE_BLOCKS]
-            ints[r, LATE_BLOCKS] = 0
-            ints[r, LATE_SEATS] = 0
+            free_late(w, r)
             floats[r, STEP_END] = np.inf
             return
 
@@ -263,12 +273,15 @@ def _advance(w, r, until):
             step = ints[r, STEP_COUNT]
             preempted = False
             while due[r, (-step) % block] > ints[r, FREE_BLOCKS]:
-                if keep_names:
+                if two_in_flight:
                     totals[ERROR] = NEEDS_FULL_KERNEL
                     return
                 preempt_last(w, r, t)
                 preempted = True
             ints[r, FREE_BLOCKS] -= due[r, (-step) % block]
+            if named:
+                take_due(w, r, step)
+                know_due(w, r, step, two_in_flight)
             decodes = ints[r, DECODING]
             tokens = decodes
             budget = engine[MAX_NUM_BATCHED_TOKENS] - decodes
@@ -282,7 +295,7 @@ def _advance(w, r, until):
                 chunk = min(known - context, budget)
                 need = (context + chunk + block - 1) // block - (context + block - 1) // block
                 if need > ints[r, FREE_BLOCKS]:
-                    if keep_names:
+                    if two_in_flight:
                         totals[ERROR] = NEEDS_FULL_KERNEL
                         return
                     preempt_last(w, r, t)
@@ -290,6 +303,10 @@ def _advance(w, r, until):
                 else:
                     ints[r, FREE_BLOCKS] -= need
                     ri[q, COMPUTED] = context + chunk
+                    if named:
+                        held = (context + block - 1) // block
+                        take_named(w, r, q, held, held + need)
+                        know_named(w, r, q, context // block, (context + chunk) // block)
                     tokens += chunk
                     budget -= chunk
                     prefills += 1
@@ -306,19 +323,33 @@ def _advance(w, r, until):
                 if two_in_flight and rf[q, SEEN] > planned_s:
                     break
                 known = ri[q, PROMPT] + ri[q, EMITTED]
-                if (known + block - 1) // block > ints[r, FREE_BLOCKS]:  # checked for the whole, taken for the chunk
-                    break
-                chunk = min(known, budget)
+                hit = 0
+                unused = 0
+                if named:
+                    hit = find_named(w, r, q)
+                    unused = unused_hits(w, r, q, hit)
+                if (known + block - 1) // block - hit + unused > ints[r, FREE_BLOCKS]:
+                    break  # checked for the whole, taken for the chunk
+                context = hit * block
+                chunk = min(known - context, budget)
                 admit(w, r, q, t)
-                ints[r, FREE_BLOCKS] -= (chunk + block - 1) // block
-                ri[q, COMPUTED] = chunk
+                need = (context + chunk + block - 1) // block - hit
+                ints[r, FREE_BLOCKS] -= need + unused
+                ri[q, COMPUTED] = context + chunk
+                if named:
+                    adopt_hits(w, r, q, hit)
+                    take_named(w, r, q, hit, hit + need)
+                    know_named(w, r, q, hit, (context + chunk) // block)
+                    ints[r, HIT_TOKENS] += context
+                    if ri[q, PREEMPTIONS] == 0:
+                        ri[q, CACHED] = context
                 tokens += chunk
                 budget -= chunk
                 prefills += 1
-                pairs += chunk * (0.5 * chunk)
+                pairs += chunk * (context + 0.5 * chunk)
                 if window > 0:
-                    window_pairs += _window_pairs(window, 0, chunk)
-                if chunk == known:
+                    window_pairs += _window_pairs(window, context, chunk)
+                if context + chunk == known:
                     completing[r, ints[r, COMPLETING]] = q
                     ints[r, COMPLETING] += 1
                 else:
@@ -328,18 +359,14 @@ def _advance(w, r, until):
                     totals[ERROR] = NOTHING_SCHEDULABLE
                     return
                 planned_s = t  # an empty step: the next one is scheduled at once, with all that is known by now
-                ints[r, FREE_BLOCKS] += ints[r, LATE_BLOCKS]
-                ints[r, LATE_BLOCKS] = 0
-                ints[r, LATE_SEATS] = 0
+                free_late(w, r)
         ints[r, SCHEDULED_TOKENS] += tokens
         ints[r, BATCH_PEAK] = max(ints[r, BATCH_PEAK], ints[r, RUNNING] + ints[r, LATE_SEATS])
         ints[r, KV_PEAK] = max(ints[r, KV_PEAK], num_blocks - ints[r, FREE_BLOCKS])
         quiet = not preempted
         if two_in_flight:
             quiet &= ints[r, LATE_SEATS] == 0 and (ints[r, WAIT_HEAD] < 0 or rf[ints[r, WAIT_HEAD], SEEN] <= planned_s)
-            ints[r, FREE_BLOCKS] += ints[r, LATE_BLOCKS]
-            ints[r, LATE_BLOCKS] = 0
-            ints[r, LATE_SEATS] = 0
+            free_late(w, r)
 
         # ---- 4. How long this step takes (steptime.StepTimeModel.step_s, term by term in the same order). ----
         sampled = decodes + ints[r, COMPLETING]

@@ -27,6 +27,12 @@ class Rows:
         """(N,) where each begins."""
         return np.asarray(np.cumsum(self.count) - self.count)
 
+    def spread(self, start: Ints, size: int) -> Ints:
+        """The rows at other places of a line of `size`: each begins at its `start`; -1 where nothing lies."""
+        line = np.full(size, -1, dtype=np.int64)
+        line[np.repeat(start - self.start, self.count) + np.arange(len(self.values))] = self.values
+        return line
+
     def __getitem__(self, row: int) -> tuple[int, ...]:
         end = int(self.count[: row + 1].sum())
         return tuple(self.values[end - int(self.count[row]) : end].tolist())

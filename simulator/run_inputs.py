@@ -73,7 +73,6 @@ class RunInputs:
             and engine.max_num_queued_reqs is None
             and engine.max_num_queued_tokens is None
             and stream.max_tokens is None
-            and not (engine.enable_prefix_caching and stream.document is not None)
         )
 
     def contents(self) -> Rows | None:

@@ -10,6 +10,7 @@ import numpy as np
 from simulator.compiled import inlined
 from simulator.gaps import stall_since
 from simulator.heap import ADMISSION_BITS, heap_remove, sift_up
+from simulator.named_blocks import join_bucket, leave_bucket, release_late, release_named
 from simulator.tables import (
     ADMISSION,
     ADMITTED,
@@ -34,7 +35,9 @@ from simulator.tables import (
     JOINED_STEP,
     LAST_TOKEN,
     LATE_BLOCKS,
+    LATE_COUNT,
     LATE_SEATS,
+    NAMED,
     NEXT,
     OUTPUT,
     OUTSTANDING,
@@ -68,16 +71,33 @@ from simulator.tables import (
     WORKLOAD,
 )
 
-__all__ = ["admit", "enqueue", "finish", "free_blocks", "join_decode", "leave_decode", "preempt_last"]
+__all__ = ["admit", "enqueue", "finish", "free_blocks", "free_late", "join_decode", "leave_decode", "preempt_last"]
 
 
 @inlined
-def free_blocks(w, r, blocks):
+def free_blocks(w, r, q, cached):
     """Blocks of a request that leaves; with two steps in flight the next one was scheduled before they were free."""
+    blocks = (cached + w.engine[BLOCK_SIZE] - 1) // w.engine[BLOCK_SIZE]
     if w.engine[TWO_IN_FLIGHT] == 1:
-        w.ints[r, LATE_BLOCKS] += blocks
+        if w.engine[NAMED] == 1:
+            w.late[r, w.ints[r, LATE_COUNT]] = q
+            w.ints[r, LATE_COUNT] += 1
+        else:
+            w.ints[r, LATE_BLOCKS] += blocks
+    elif w.engine[NAMED] == 1:
+        release_named(w, r, q, blocks)
     else:
         w.ints[r, FREE_BLOCKS] += blocks
+
+
+@inlined
+def free_late(w, r):
+    """What became free with the step that just ended can be seen by the next one that is scheduled."""
+    if w.engine[NAMED] == 1:
+        release_late(w, r)
+    w.ints[r, FREE_BLOCKS] += w.ints[r, LATE_BLOCKS]
+    w.ints[r, LATE_BLOCKS] = 0
+    w.ints[r, LATE_SEATS] = 0
 
 
 @inlined
@@ -87,7 +107,9 @@ def leave_decode(w, r, q, step):
     window = w.engine[WINDOW]
     cached = w.ri[q, COMPUTED] + step
     w.due[r, w.ri[q, COMPUTED] % block] -= 1
-    free_blocks(w, r, (cached + block - 1) // block)
+    if w.engine[NAMED] == 1:
+        leave_bucket(w, r, q, w.ri[q, COMPUTED] % block)
+    free_blocks(w, r, q, cached)
     w.ints[r, CONTEXT] -= cached + 1
     if window > 0:
         w.ints[r, WINDOW_CONTEXT] -= min(cached + 1, window)
@@ -115,6 +137,8 @@ def join_decode(w, r, q, step):
     w.ri[q, JOINED_STEP] = step
     w.ri[q, COMPUTED] = cached - step
     w.due[r, (cached - step) % block] += 1
+    if w.engine[NAMED] == 1:
+        join_bucket(w, r, q, (cached - step) % block)
     w.ints[r, CONTEXT] += cached + 1
     if window > 0:
         w.ints[r, WINDOW_CONTEXT] += min(cached + 1, window)
@@ -175,8 +199,7 @@ def preempt_last(w, r, t):
         w.rf[q, LAST_TOKEN] = t
     else:
         cached = w.ri[q, COMPUTED]
-        block = w.engine[BLOCK_SIZE]
-        w.ints[r, FREE_BLOCKS] += (cached + block - 1) // block
+        free_blocks(w, r, q, cached)
         w.ints[r, PARTIAL] = -1
     w.ints[r, DISCARDED_TOKENS] += cached
     w.ints[r, PREEMPTED] += 1

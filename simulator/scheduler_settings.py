@@ -81,8 +81,8 @@ class SchedulerSettings:
     @property
     def countable(self) -> bool:
         """Whether counts describe a batch, so that `kernel.py` can play it: requests are served in order, give one
-        token a step, and hold one kind of block. With prefix caching or asynchronous scheduling that holds until
-        somebody is preempted."""
+        token a step, and hold one kind of block. With asynchronous scheduling that holds until somebody is
+        preempted."""
         return (
             self.enable_chunked_prefill
             and self.long_prefill_token_threshold == 0

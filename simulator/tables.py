@@ -10,15 +10,36 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.block_pool import BlockPool, SmallInts, make_pool
+from simulator.rows import Rows
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # Requests, integers. COMPUTED: tokens in the KV cache; while STATE is DECODE: that minus the replica's STEP_COUNT, so
 # that it need not be touched at every step. NEXT and PREV link the queue (NEXT only) or the running list.
-PROMPT, OUTPUT, WORKLOAD, PHASE, STATE, EMITTED, COMPUTED, JOINED_STEP, REPLICA, PREEMPTIONS, ADMISSION, NEXT, PREV = (
-    range(13)
-)
-REQUEST_INTS = 13
+# With prefix caching: TABLE is where its rows of `contents` and `blocks` begin, CACHED what it found of its prompt, and
+# BUCKET_NEXT and BUCKET_PREV link the decoding requests that need a block at the same steps.
+(
+    PROMPT,
+    OUTPUT,
+    WORKLOAD,
+    PHASE,
+    STATE,
+    EMITTED,
+    COMPUTED,
+    JOINED_STEP,
+    REPLICA,
+    PREEMPTIONS,
+    ADMISSION,
+    NEXT,
+    PREV,
+    TABLE,
+    CACHED,
+    BUCKET_NEXT,
+    BUCKET_PREV,
+) = range(17)
+REQUEST_INTS = 17
 # Requests, seconds. NaN = not yet. SEEN: from when on the replica's scheduler sees it: as it arrives, or just after if
 # a step was scheduled at that very moment.
 ARRIVAL, SCHEDULED, FIRST_TOKEN, FINISH, ITL_MAX, LAST_TOKEN, SEEN = range(7)
@@ -60,8 +81,10 @@ WARMUP, IN_WINDOW, RUNOUT = range(3)
     QUIET,
     LATE_BLOCKS,
     LATE_SEATS,
-) = range(27)
-REPLICA_INTS = 27
+    LATE_COUNT,
+    HIT_TOKENS,
+) = range(29)
+REPLICA_INTS = 29
 # Replicas, seconds. STEP_END: when the pending step ends (infinite = idle); STEP_START: when it began, which is when
 # the step after it is scheduled under asynchronous scheduling; AREA: integral of requests in the system.
 STEP_END, STEP_S, AREA, AREA_LAST, PREFILL_BUSY, DECODE_BUSY, STEP_START = range(7)
@@ -83,7 +106,7 @@ STALL_STACK_FULL, NOTHING_SCHEDULABLE, NEEDS_FULL_KERNEL = 1, 2, 3
     ROUTING,
     CLOSED_LOOP,
     TWO_IN_FLIGHT,
-    KEEP_NAMES,
+    NAMED,
 ) = range(9)
 ENGINE_SETTINGS = 9
 ROUND_ROBIN, LEAST_OUTSTANDING = 0, 1
@@ -120,15 +143,15 @@ def engine_settings(
     least_outstanding: bool,
     closed_loop: bool,
     two_in_flight: bool = False,
-    keep_names: bool = False,
+    named: bool = False,
 ) -> Ints:
-    """The first table of a `World`. `two_in_flight`: asynchronous scheduling. `keep_names`: a preempted request would
-    find its own blocks again, which counts cannot tell, so the run stops there with NEEDS_FULL_KERNEL."""
+    """The first table of a `World`. `two_in_flight`: asynchronous scheduling; a run in which somebody would be
+    preempted then stops with NEEDS_FULL_KERNEL. `named`: prefix caching, so blocks have names."""
     row = np.zeros(ENGINE_SETTINGS, dtype=np.int64)
     row[MAX_NUM_SEQS], row[MAX_NUM_BATCHED_TOKENS] = max_num_seqs, max_num_batched_tokens
     row[BLOCK_SIZE], row[NUM_BLOCKS], row[WINDOW] = block_size, num_blocks, window_tokens
     row[ROUTING] = LEAST_OUTSTANDING if least_outstanding else ROUND_ROBIN
-    row[CLOSED_LOOP], row[TWO_IN_FLIGHT], row[KEEP_NAMES] = closed_loop, two_in_flight, keep_names
+    row[CLOSED_LOOP], row[TWO_IN_FLIGHT], row[NAMED] = closed_loop, two_in_flight, named
     return row
 
 
@@ -173,6 +196,16 @@ class World(NamedTuple):
     """(R, W) decoding requests of the measured window, by workload."""
     itl_counts: Ints
     """(W, len(edges) + 1) token gaps of the measured window."""
+    pool: BlockPool
+    """Named blocks, with prefix caching."""
+    contents: Ints
+    """What full blocks hold, request by request."""
+    blocks: SmallInts
+    """Block tables, request by request."""
+    bucket: Ints
+    """(R, block_size, 2) first and last decoding request whose (cached tokens − step count) is that modulo the size."""
+    late: Ints
+    """(R, S) requests that ended and free their blocks once the step behind theirs is scheduled."""
 
 
 def make_world(
@@ -189,8 +222,10 @@ def make_world(
     workloads: int,
     replicas: int,
     released: int,
+    contents: Rows | None = None,
 ) -> World:
-    """Fresh tables for N requests on idle replicas. `released` of them have a known arrival."""
+    """Fresh tables for N requests on idle replicas. `released` of them have a known arrival. With prefix caching,
+    `contents` says what their full blocks hold; without, nothing is shared."""
     n = len(prompt_tokens)
     if len(engine) != ENGINE_SETTINGS:  # compiled code reads beyond the end of an array without a word
         raise ValueError(f"{len(engine)} engine settings; `engine_settings` makes all {ENGINE_SETTINGS}")
@@ -209,6 +244,14 @@ def make_world(
     ri[:, REPLICA] = -1
     ri[:, NEXT] = -1
     ri[:, PREV] = -1
+    named = bool(engine[NAMED])
+    size = int(engine[BLOCK_SIZE])
+    table = -(-(np.asarray(prompt_tokens) + output_tokens) // size) if named else np.zeros(n, dtype=np.int64)
+    ri[:, TABLE] = np.cumsum(table) - table
+    ri[:, [BUCKET_NEXT, BUCKET_PREV]] = -1
+    flat = np.arange(int(table.sum()))
+    if contents is not None:
+        flat = contents.spread(ri[:, TABLE], int(table.sum()))
     rf = np.full((n, REQUEST_FLOATS), np.nan)
     rf[:, ARRIVAL] = arrival_s
     ints = np.zeros((replicas, REPLICA_INTS), dtype=np.int64)
@@ -239,4 +282,9 @@ def make_world(
         stall_s=np.empty((replicas, STALL_STACK)),
         window_decodes=np.zeros((replicas, workloads), dtype=np.int64),
         itl_counts=np.zeros((workloads, len(ITL_EDGES_S) + 1), dtype=np.int64),
+        pool=make_pool(replicas, int(engine[NUM_BLOCKS]), named=named),
+        contents=flat,
+        blocks=np.full(len(flat), -1, dtype=np.int32),
+        bucket=np.full((replicas, size, 2), -1, dtype=np.int64),
+        late=np.empty((replicas, seqs), dtype=np.int64),
     )
