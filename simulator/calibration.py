@@ -36,6 +36,9 @@ STARTS = 4
 """Searches: one from the typical values, the others from random points of the prior."""
 START_SPREAD = 0.7
 """Of those random points, in prior standard deviations."""
+HOPS, HOP_SPREAD = 6, 0.3
+"""Further searches from near the best end, and how near, in prior standard deviations: the valley of the Llama-70B FP4
+rows has a deeper hollow beside the one that four starts find (cost 536 against 551)."""
 VISIBLE_WEIGHT = 0.5
 """Rows that the robust loss gives less are named with their weight."""
 HARDLY_KNOWN = 0.7
@@ -134,7 +137,13 @@ def _best(fit: RowFit, starts: int, seed: int, tell: Progress) -> Floats:
             z[:shared] = START_SPREAD * generator.standard_normal(shared)
         z, cost = solve(fit, z, everything)
         ends.append((cost, start, z))
-    return min(ends, key=lambda end: end[:2])[2]
+    least, _, best = min(ends, key=lambda end: end[:2])
+    for hop in range(HOPS if starts > 1 else 0):
+        tell("search, from near the best", hop, HOPS)
+        z, cost = solve(fit, best + HOP_SPREAD * generator.standard_normal(fit.layout.size), everything)
+        if cost < least:
+            least, best = cost, z
+    return best
 
 
 def _without(fit: RowFit, z: Floats, inside: NDArray[np.bool_], *, shared_only: bool) -> Floats:

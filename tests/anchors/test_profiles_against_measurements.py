@@ -97,10 +97,12 @@ def test_the_command_at_the_head_of_a_profile_can_be_repeated() -> None:
         assert terms.step_floor_s == pytest.approx(shipped.tensor_parallel[degree].step_floor_s, rel=0.05)
 
 
-@pytest.mark.parametrize(("name", "limit"), [(GPT_OSS, 0.05), (LLAMA_FP8, 0.13), (LLAMA_MXFP4, 0.13)])
-def test_one_tp8_against_two_tp4_against_eight_tp1_comes_out_as_measured(name: str, limit: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "limit", "least"), [(GPT_OSS, 0.05, 18), (LLAMA_FP8, 0.13, 15), (LLAMA_MXFP4, 0.13, 8)]
+)
+def test_one_tp8_against_two_tp4_against_eight_tp1_comes_out_as_measured(name: str, limit: float, least: int) -> None:
     found = split_comparisons(load_residuals(load_profile(name)), NODE.gpus_per_server)
-    assert len(found) >= 10
+    assert len(found) >= least  # rows of weight below 0.4 are no witnesses
     for split in found:
         error = split.predicted_ratio / split.measured_ratio - 1
         print(
