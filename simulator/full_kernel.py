@@ -26,6 +26,7 @@ from simulator.full_tables import (
     ENTRY_DRAFTS,
     ERROR,
     FINISH,
+    FIRST_RANK,
     FIRST_TOKEN,
     GPU_FREE,
     ITL_MAX,
@@ -336,13 +337,17 @@ def route(w):
 
 @inlined
 def rank_of(w, replica):
-    """The rank that the front end of a replica chooses (`reference.Rank.load`)."""
+    """The rank that the front end of a replica chooses (`reference.ReferenceFleet.choose_rank`)."""
     members = w.settings[DATA_PARALLEL]
-    best = replica * members
+    first = replica * members
     if members == 1:
-        return best
+        return first
+    start = w.ints[first, FIRST_RANK]
+    w.ints[first, FIRST_RANK] = start + 1 if start + 1 < members else 0
+    best = first
     least = np.inf
-    for r in range(replica * members, (replica + 1) * members):
+    for i in range(start, start + members):
+        r = first + i if i < members else first + i - members
         used = 1.0 - w.pool.free[r] / w.settings[NUM_BLOCKS]
         load = w.ints[r, UNFINISHED] + w.ints[r, WAIT_COUNT] * 6.0 * max(0.0, used - 0.5)
         if load < least:

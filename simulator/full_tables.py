@@ -53,7 +53,8 @@ REQUEST_FLOATS = 6
 # Values of STATE.
 FUTURE, WAITING, ACTIVE, FINISHED, REJECTED = range(5)
 
-# Ranks, integers.
+# Ranks, integers. FIRST_RANK is where the front end starts its next search for a rank, kept at
+# the first rank of each replica.
 (
     RUNNING,
     WAIT_HEAD,
@@ -68,8 +69,9 @@ FUTURE, WAITING, ACTIVE, FINISHED, REJECTED = range(5)
     REFUSED_TOKENS,
     BATCH_PEAK,
     KV_PEAK,
-) = range(13)
-RANK_INTS = 13
+    FIRST_RANK,
+) = range(14)
+RANK_INTS = 14
 # Ranks, seconds.
 AREA, AREA_LAST, PREFILL_BUSY, DECODE_BUSY = range(4)
 RANK_FLOATS = 4

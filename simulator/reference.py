@@ -269,6 +269,7 @@ class ReferenceFleet:
         self.engines = [Engine(fleet=self, number=i, ranks=members) for i, members in enumerate(together)]
         self.engine_of = {rank: engine for engine in self.engines for rank in engine.ranks}
         self.pointer = 0
+        self.first_rank = [0] * replicas
 
     def run(self) -> None:
         """Play the whole stream; an open loop ends before the first arrival after the window's last finish."""
@@ -303,11 +304,11 @@ class ReferenceFleet:
         if not fits:  # vLLM answers 400
             self.turn_away(sequence)
             return
-        replica = self.route()
-        if self.queue_is_full(replica):
+        number = self.route()
+        if self.queue_is_full(self.replicas[number]):
             self.turn_away(sequence)
             return
-        rank = min(replica, key=Rank.load) if len(replica) > 1 else replica[0]
+        rank = self.choose_rank(number)
         sequence.replica = rank.number
         rank.unfinished += 1
         rank.prefill_tokens += sequence.prompt_tokens
@@ -327,15 +328,21 @@ class ReferenceFleet:
             return True
         return tokens is not None and sum(rank.prefill_tokens for rank in replica) >= tokens
 
-    def route(self) -> list[Rank]:
+    def choose_rank(self, number: int) -> Rank:
+        """The rank of a replica with the least load. The search starts one further with each request: ties go round."""
+        ranks, start = self.replicas[number], self.first_rank[number]
+        self.first_rank[number] = (start + 1) % len(ranks)
+        return min([*ranks[start:], *ranks[:start]], key=Rank.load)
+
+    def route(self) -> int:
         """Round robin, or the fewest requests in the replica; ties go to the next one in turn."""
-        order = [*range(self.pointer, len(self.replicas)), *range(self.pointer)]
+        order: list[int] = [*range(self.pointer, len(self.replicas)), *range(self.pointer)]
         if self.least_outstanding:
             best = min(order, key=lambda i: sum(rank.unfinished for rank in self.replicas[i]))
         else:
             best = order[0]
         self.pointer = (best + 1) % len(self.replicas)
-        return self.replicas[best]
+        return best
 
     def finished(self, done: list[Sequence], now_s: float) -> None:
         """Requests that ended; in a closed loop each releases the next one after the front end's delay."""

@@ -187,6 +187,20 @@ def test_a_request_goes_to_the_rank_whose_score_is_least(backend: Backend) -> No
     assert log.replica.tolist() == [0, 1, 0, 1, 1, 1, 1, 0]
 
 
+@all_backends
+def test_equal_ranks_take_turns(backend: Backend) -> None:
+    """vLLM starts its search one rank further with each request: an idle replica does not serve all from its first."""
+    log = play(*[(2.0 * i, 16, 1) for i in range(5)], backend=backend, data_parallel_size=3)
+    assert log.replica.tolist() == [0, 1, 2, 0, 1]
+
+
+@all_backends
+def test_a_request_that_is_turned_away_moves_no_rank(backend: Backend) -> None:
+    rows = [(0.0, 16, 1), (0.5, 16, 1), (2.0, 16, 1), (4.0, 16, 1)]
+    log = play(*rows, backend=backend, data_parallel_size=3, max_num_queued_reqs=1)
+    assert log.replica.tolist() == [0, -1, 1, 2]
+
+
 SLOW_PROMPTS = replace(ONE_SECOND, mixed_s=np.full(513, 3.0))
 
 
