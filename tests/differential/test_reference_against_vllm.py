@@ -1,4 +1,4 @@
-"""reference = vLLM, and kernel = vLLM: every step of random workloads holds what vLLM's own scheduler put into it.
+"""reference = vLLM, and both kernels = vLLM: every step of random workloads holds what vLLM's own scheduler put into it.
 
 The traces in `golden/` are replayed everywhere. With a vLLM environment (`tests/vllm`), `make test-vllm` draws fresh
 workloads and asks vLLM itself; GOODFLEET_VLLM_WORKLOADS and GOODFLEET_VLLM_SEED set how many and which, and
@@ -247,7 +247,7 @@ def test_a_wrong_step_would_be_noticed() -> None:
 
 @pytest.mark.hardware
 def test_every_step_of_fresh_random_workloads_is_what_vllm_schedules() -> None:
-    """About a minute per thousand workloads on two idle cores."""
+    """13 s per thousand workloads on two idle cores, once vLLM has started."""
     python = vllm_python()
     if python is None:
         how = "make .venv-vllm as tests/vllm/README.md says, or set GOODFLEET_VLLM_PYTHON"
