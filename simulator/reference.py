@@ -247,6 +247,7 @@ class ReferenceFleet:
         in_lockstep: bool = False,
         max_num_queued_reqs: int | None = None,
         max_num_queued_tokens: int | None = None,
+        drain: bool = True,
         observer: StepObserver | None = None,
     ) -> None:
         self.env = simpy.Environment()
@@ -255,6 +256,7 @@ class ReferenceFleet:
         self.least_outstanding = least_outstanding
         self.sequences = sequences
         self.closed_loop = closed_loop
+        self.drain = drain
         self.released = released
         self.max_num_queued_reqs = max_num_queued_reqs
         self.max_num_queued_tokens = max_num_queued_tokens
@@ -272,13 +274,16 @@ class ReferenceFleet:
         self.first_rank = [0] * replicas
 
     def run(self) -> None:
-        """Play the whole stream; an open loop ends before the first arrival after the window's last finish."""
+        """Play the whole stream; an open loop ends before the first arrival after the window's last finish.
+
+        Without `drain` it ends with its last arrival: steps that end at that moment do not end any more.
+        """
         for engine in self.engines:
             self.env.process(engine.run())
         source = self.env.process(self.closed_source() if self.closed_loop else self.open_source())
         with suppress(Halted):
             self.env.run(until=source)
-            if not self.stopped:
+            if not self.stopped and (self.drain or self.closed_loop):
                 self.env.run()
 
     def open_source(self) -> Generator[simpy.Event, None, None]:

@@ -32,13 +32,15 @@ def play_reference(inputs: RunInputs, observer: StepObserver | None = None) -> R
         in_lockstep=inputs.in_lockstep,
         max_num_queued_reqs=inputs.engine.max_num_queued_reqs,
         max_num_queued_tokens=inputs.engine.max_num_queued_tokens,
+        drain=inputs.drain,
         observer=observer,
     )
     fleet.run()
     arrived = sequences[: fleet.arrived]
     finish_s = np.array([s.finish_s for s in arrived])
     ended_s = finish_s[~np.isnan(finish_s)]
-    last_s = float(ended_s.max()) if len(ended_s) else arrived[-1].arrival_s
+    worked_off = (inputs.drain or inputs.closed) and len(ended_s) > 0
+    last_s = float(ended_s.max()) if worked_off else arrived[-1].arrival_s
     end_s = sequences[fleet.arrived].arrival_s if fleet.stopped else last_s
     engine_arrival_s = np.array([s.arrival_s for s in arrived])
     sent_s = engine_arrival_s - model.request_overhead_s if inputs.closed else stream.arrival_s[: len(arrived)]

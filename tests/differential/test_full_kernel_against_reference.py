@@ -26,6 +26,7 @@ ALL_FEATURES = st.builds(
     concurrency=st.sampled_from([None, None, 1, 5]),
     overhead_s=st.sampled_from([0.0, 0.05]),
     judged=st.booleans(),
+    drain=st.booleans(),
     replicas=st.integers(1, 3),
     routing=st.sampled_from(["round_robin", "least_outstanding"]),
     data_parallel_size=seldom(st.integers(2, 3), 1),

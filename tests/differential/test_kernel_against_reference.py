@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.counted_run import play_counted
-from simulator.log import STATUSES, RequestLog
+from simulator.log import RequestLog
 from simulator.run import Backend
 from simulator.run_inputs import RunInputs
 from tests.differential.random_runs import (
@@ -20,6 +20,7 @@ from tests.differential.random_runs import (
     RandomRun,
     assert_equal_logs,
     assert_equal_replica_times,
+    cut_in_flight,
 )
 
 COUNTABLE = st.builds(
@@ -30,6 +31,7 @@ COUNTABLE = st.builds(
     concurrency=st.sampled_from([None, None, 1, 5]),
     overhead_s=st.sampled_from([0.0, 0.05]),
     judged=st.booleans(),
+    drain=st.booleans(),
     replicas=st.integers(1, 4),
     routing=st.sampled_from(["round_robin", "least_outstanding"]),
     max_num_seqs=st.integers(1, 12),
@@ -47,10 +49,10 @@ COUNTABLE = st.builds(
 @given(run=COUNTABLE)
 def test_equal_logs_on_random_runs(run: RandomRun) -> None:
     kernel, full = run.play("kernel"), run.play("full-kernel")
-    cut = bool((full.status == STATUSES.index("unfinished")).any())
-    assert_equal_replica_times(kernel, full, step_in_flight=cut and run.async_scheduling)
+    cut = cut_in_flight(full, async_scheduling=run.async_scheduling)
+    assert_equal_replica_times(kernel, full, step_in_flight=cut)
     reference = run.play("reference")
-    assert_equal_logs(kernel, reference)
+    assert_equal_logs(kernel, reference, step_in_flight=cut)
     assert_equal_logs(full, reference)
 
 

@@ -1,4 +1,4 @@
-"""reference = vLLM, and both kernels = vLLM: every step of random workloads holds what vLLM's own scheduler put into it.
+"""reference = vLLM, and both kernels = vLLM: every step of random workloads is what vLLM's own scheduler made of it.
 
 The traces in `golden/` are replayed everywhere. With a vLLM environment (`tests/vllm`), `make test-vllm` draws fresh
 workloads and asks vLLM itself; GOODFLEET_VLLM_WORKLOADS and GOODFLEET_VLLM_SEED set how many and which, and
