@@ -41,7 +41,7 @@ test: $(VENV)/.dev
 
 test-vllm: $(VENV)/.dev $(if $(GOODFLEET_VLLM_PYTHON),,$(VLLM_VENV)/.installed)
 	GOODFLEET_VLLM_PYTHON="$(VLLM_PY)" GOODFLEET_VLLM_REQUIRED=1 $(PY) -m pytest -m hardware \
-	    tests/differential/test_reference_against_vllm.py -s
+	    tests/differential -s
 
 bench: $(VENV)/.dev
 	$(PY) -m pytest tests/bench -m bench -s

@@ -1,6 +1,6 @@
 """vLLM's own V1 scheduler, without a model and without a GPU: what it schedules in every step of many workloads.
 
-Run by the python of a vLLM environment (`tests/vllm`), and the only file here that imports vLLM:
+Run by the python of a vLLM environment (`tests/vllm`):
 
     python vllm_oracle.py workloads.jsonl traces.jsonl
 
