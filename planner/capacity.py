@@ -15,6 +15,7 @@ from planner.question import Question, make_question
 from planner.search import Progress, Ranked, run_funnel
 from planner.sizing import SEARCH_SEEDS, FleetEvidence, evidence_of
 from planner.space import combinations
+from simulator.flags import FlagValue
 from simulator.scenario import LoadedScenario
 
 __all__ = ["Capacity", "capacity_of"]
@@ -32,7 +33,7 @@ class Capacity:
     multiplier: float
     """Of the scenario's demand, without headroom; 0 = none."""
     label: str
-    engine: dict[str, int | float | str]
+    engine: dict[str, FlagValue]
     binding: str
     """Target nearest to breaking there."""
     next_binding: str
@@ -103,7 +104,7 @@ def capacity_of(loaded: LoadedScenario, servers: int, progress: Progress | None 
     )
 
 
-def _none(servers: int, label: str, engine: dict[str, int | float | str], binding: str, note: str) -> Capacity:
+def _none(servers: int, label: str, engine: dict[str, FlagValue], binding: str, note: str) -> Capacity:
     return Capacity(
         servers=servers,
         multiplier=0.0,

@@ -13,12 +13,15 @@ from hardware_profiles.memory import KvLedger, kv_ledger
 from hardware_profiles.model import ModelCard
 from hardware_profiles.node import Node
 from hardware_profiles.profile import HardwareProfile
-from simulator.engine import EngineConfig, engine_with_defaults
+from simulator.engine import ENGINE_FLAGS, EngineConfig, engine_with_defaults
+from simulator.flags import FlagValue, flag_text
 from simulator.hardware_check import unusable_tensor_parallel_size
 
 __all__ = ["Configuration", "Platform", "Rejection", "check"]
 
 GIB = 1024**3
+SIZES = ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+"""Flags that every label holds, or that is the same in most plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,14 +54,13 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """Short and readable: replicas x TP, the two batch limits, and what else is not vLLM's default."""
+        """Short and readable: replicas x TP, the two batch limits, and what else a plan does not do by itself."""
         engine = self.engine
         usual = {f.name: f.default for f in fields(EngineConfig)}
         others = "".join(
-            f", {name} {value}"
-            for name, value in engine.flags().items()
-            if name in ("block_size", "gpu_memory_utilization", "kv_cache_dtype", "num_gpu_blocks_override")
-            and value != usual[name]
+            f", {name} {flag_text(value)}"
+            for name, value in engine.values().items()
+            if name in ENGINE_FLAGS and name not in SIZES and value != usual[name]
         )
         return (
             f"{self.replicas_per_server} × TP{engine.tensor_parallel_size}, max_num_seqs {engine.max_num_seqs}, "
@@ -72,7 +74,7 @@ class Rejection:
 
     node: str
     precision: str
-    engine: Mapping[str, int | float | str]
+    engine: Mapping[str, FlagValue]
     """The flags that were given."""
     constraint: str
     """The binding constraint, one word."""
@@ -81,7 +83,7 @@ class Rejection:
 
 
 def check(
-    platform: Platform, flags: Mapping[str, int | float | str], *, longest_tokens: int | None = None
+    platform: Platform, flags: Mapping[str, FlagValue], *, longest_tokens: int | None = None
 ) -> Configuration | Rejection:
     """Apply the rules in order; the first that fails is the binding constraint.
 
@@ -102,12 +104,8 @@ def check(
     if tp not in platform.profile.tensor_parallel:
         measured = ", ".join(str(degree) for degree in platform.profile.tensor_parallel)
         return reject("profile", f"TP {tp} was not measured in {platform.profile.name}; it has TP {measured}")
-    if engine.max_num_batched_tokens < engine.max_num_seqs:
-        return reject(
-            "max_num_batched_tokens",
-            f"max_num_batched_tokens {engine.max_num_batched_tokens} is below max_num_seqs {engine.max_num_seqs}; "
-            "vLLM refuses that",
-        )
+    if broken := _broken_rule(engine):
+        return reject(*broken)
     if engine.max_model_len > card.max_model_len:
         return reject(
             "max_model_len", f"max_model_len {engine.max_model_len} is above the model's {card.max_model_len} tokens"
@@ -142,3 +140,32 @@ def check(
             f"{engine.max_model_len:,}; vLLM refuses to start",
         )
     return Configuration(platform=platform, engine=engine, ledger=ledger)
+
+
+def _broken_rule(engine: EngineConfig) -> tuple[str, str] | None:
+    """The first rule of vLLM 0.32 `config/scheduler.py: SchedulerConfig.verify_max_model_len` that does not hold."""
+    tokens, length = engine.max_num_batched_tokens, engine.max_model_len
+    if not engine.enable_chunked_prefill and tokens < length:
+        return (
+            "enable_chunked_prefill",
+            f"without chunked prefill a prompt must fit one step, but max_num_batched_tokens {tokens} is below "
+            f"max_model_len {length}; vLLM refuses that",
+        )
+    if tokens < engine.max_num_seqs:
+        return (
+            "max_num_batched_tokens",
+            f"max_num_batched_tokens {tokens} is below max_num_seqs {engine.max_num_seqs}; vLLM refuses that",
+        )
+    if engine.max_num_active_seqs is not None and engine.max_num_active_seqs > engine.max_num_seqs:
+        return (
+            "max_num_active_seqs",
+            f"max_num_active_seqs {engine.max_num_active_seqs} is above max_num_seqs {engine.max_num_seqs}; "
+            "vLLM refuses that",
+        )
+    if engine.long_prefill_token_threshold > length:
+        return (
+            "long_prefill_token_threshold",
+            f"long_prefill_token_threshold {engine.long_prefill_token_threshold} is above max_model_len {length}; "
+            "vLLM refuses that",
+        )
+    return None

@@ -36,7 +36,7 @@ __all__ = [
 
 RECORDED_TIMES = ("wall_s", "cpu_s", "compile_s")
 
-EngineFlagValues = dict[str, int | float | str]
+EngineFlagValues = dict[str, bool | int | float | str]
 
 
 class _Part(BaseModel):
@@ -243,7 +243,7 @@ class ProfileUsed(_Part):
     tier: str
     sources: tuple[str, ...]
     caveats: tuple[str, ...]
-    assumed_flags: dict[str, int | float | str | bool]
+    assumed_flags: EngineFlagValues
     """Of the measured rows, which do not state theirs."""
     kv_sensitivity: str
     measured: dict[str, Any]

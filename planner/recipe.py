@@ -18,6 +18,7 @@ from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
 from hardware_profiles.strict_yaml import load_model, load_yaml
 from planner.plan_file import Candidate, Plan, plan_sha256
+from simulator.flags import FlagValue, flag_text
 
 __all__ = ["Recipe", "export_vllm_config", "load_recipe", "shortlisted", "write_shortlist"]
 
@@ -28,7 +29,6 @@ IMAGES = {"rocm": "vllm/vllm-openai-rocm", "cuda": "vllm/vllm-openai"}
 Text = Annotated[str, StringConstraints(min_length=1)]
 FlagName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-FlagValue = bool | int | float | str
 
 
 class Recipe(BaseModel):
@@ -79,7 +79,7 @@ def recipe_of(plan: Plan, candidate: Candidate) -> Recipe:
         node=candidate.node,
         engine=engines[0] if engines else "vllm",
         image=f"{IMAGES[load_node(candidate.node).platform]}:v{plan.vllm_version}",
-        vllm={**candidate.engine, "enable_prefix_caching": False},
+        vllm=candidate.engine,
         replicas_per_server=candidate.replicas_per_server,
         plan_sha256=plan_sha256(plan),
     )
@@ -116,10 +116,12 @@ def export_vllm_config(recipe: Recipe) -> str:
     for flag, value in recipe.vllm.items():
         key = flag.replace("_", "-")
         if flag == "enable_prefix_caching" and value is False:
+            lines.append("# The plan counts on no prefix cache: what is found in one comes on top of it.")
+            lines.append("# `enable-prefix-caching: false` would be ignored (vLLM 0.32 vllm/utils/argparse_utils.py).")
+        if flag == "scheduling_policy" and value == "priority":
             lines.append(
-                "# The simulator does not model prefix caching yet, so the plan was made without it. `false` for"
+                "# Lower first: clients send `priority` with each request, as the scenario's workloads have it."
             )
-            lines.append("# `enable-prefix-caching` would be ignored here (vLLM 0.32 vllm/utils/argparse_utils.py).")
         if value is False:
             lines.append(f"no-{key}: true")
         else:
@@ -174,7 +176,7 @@ def _mapping(items: Iterable[tuple[str, FlagValue]]) -> list[str]:
 
 def _scalar(value: FlagValue) -> str:
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return flag_text(value)
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 

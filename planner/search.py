@@ -189,11 +189,12 @@ def _best_of_degree(
     return sorted(members, key=lambda c: (-bounds[c], simplicity(c)))[:PER_DEGREE]
 
 
-def simplicity(configuration: Configuration) -> tuple[int, int, int, int]:
+def simplicity(configuration: Configuration) -> tuple[int, int, int, int, int]:
     """Fewer GPUs' worth of coupling and flags nearer to vLLM's defaults first; also makes every order definite."""
     engine = configuration.engine
     return (
         int(engine.kv_cache_dtype != "auto"),
+        len(engine.flags()),  # the sizes, and what else is not vLLM's default
         abs(engine.max_num_batched_tokens - 16_384),
         abs(engine.max_num_seqs - 1_024),
         engine.tensor_parallel_size,

@@ -1,14 +1,15 @@
 """One workload's endless sequence of requests for one seed, of which any beginning can be cut.
 
-Gaps, prompts and answers come from three generators named by the seed, the workload's name and their purpose. numpy
-draws one value after another, so a longer cut begins with the shorter one, and no cut depends on another workload.
+Gaps, prompts, answers and documents come from generators of their own, named by the seed, the workload's name and their
+purpose. numpy draws one value after another, so a longer cut begins with the shorter one, and no cut depends on another
+workload.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from simulator.lengths import Tokens, clip_lengths, draw_lengths
 from simulator.replay import TraceReplay
+from simulator.shared_prefix import draw_documents
 from simulator.traces import Trace
 from simulator.traffic import ClosedTraffic, RateTraffic, TraceTraffic, Workload
 
@@ -23,7 +25,7 @@ __all__ = ["Part", "Seconds", "WorkloadSource", "offered_rps"]
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
 
-_GAPS, _PROMPTS, _OUTPUTS, _REPLAY = range(4)
+_GAPS, _PROMPTS, _OUTPUTS, _REPLAY, _DOCUMENTS = range(5)
 
 
 def offered_rps(workload: Workload, trace: Trace | None = None) -> float:
@@ -45,6 +47,10 @@ class Part:
     prompt_tokens: Tokens
     output_tokens: Tokens
     clipped_fraction: float
+    document: Tokens | None = None
+    "Counted from 0 within the workload; None = its prompts share nothing."
+    document_tokens: Tokens | None = None
+    "Tokens of the prompt that are the document: all of it, or what a shorter prompt holds."
 
 
 class WorkloadSource:
@@ -101,7 +107,15 @@ class WorkloadSource:
             draw_lengths(osl, len(arrival_s), np.random.default_rng(self._child(_OUTPUTS))),
             max_model_len=self.max_model_len,
         )
-        return Part(arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output, clipped_fraction=_share(clipped))
+        part = Part(arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output, clipped_fraction=_share(clipped))
+        prefix = self.workload.prefix
+        if prefix is None:
+            return part
+        return replace(
+            part,
+            document=draw_documents(prefix, len(arrival_s), np.random.default_rng(self._child(_DOCUMENTS))),
+            document_tokens=np.minimum(prefix.tokens, prompt),
+        )
 
     def first(self, count: int, multiplier: float) -> Part:
         """The first ``count`` requests at ``multiplier`` x the written rate."""

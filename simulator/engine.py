@@ -15,7 +15,7 @@ from hardware_profiles.node import Node
 from simulator.flags import FlagValue
 from simulator.scheduler_settings import SchedulerSettings
 
-__all__ = ["ENGINE_FLAGS", "EngineConfig", "FlagValue", "engine_with_defaults", "scheduler_settings"]
+__all__ = ["ENGINE_FLAGS", "EngineConfig", "FlagValue", "engine_with_defaults", "flag_value", "scheduler_settings"]
 
 GIB = 1024**3
 
@@ -69,10 +69,13 @@ class EngineConfig:
     speculative_method: str = "ngram"
     """ngram, or eagle for drafters with a KV cache of their own (EAGLE, MTP)."""
 
+    def values(self) -> dict[str, FlagValue]:
+        """Every flag that has a value: what `engine_with_defaults` makes the same replica of again."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
     def flags(self) -> dict[str, FlagValue]:
         """The flags as vLLM names them: the sizes always, what changes the scheduler where it differs from vLLM."""
-        values = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
-        return {name: value for name, value in values.items() if VLLM_DEFAULTS.get(name) != value}
+        return {name: value for name, value in self.values().items() if VLLM_DEFAULTS.get(name) != value}
 
 
 ENGINE_FLAGS: tuple[str, ...] = (
@@ -84,8 +87,23 @@ ENGINE_FLAGS: tuple[str, ...] = (
     "gpu_memory_utilization",
     "kv_cache_dtype",
     "num_gpu_blocks_override",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "watermark",
+    "max_num_active_seqs",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "scheduling_policy",
+    "async_scheduling",
 )
-"""Names of the flags that a scenario may set."""
+"""Names of the flags that a scenario may set.
+
+Left out: `data_parallel_size`, because profiles hold no step times of data-parallel ranks, and a replica more per
+server does the same for a dense model; `num_speculative_tokens` and `speculative_method`, because the share of accepted
+drafts and the step times with a drafter belong to a measured profile, and no shipped one has them.
+"""
 
 VLLM_DEFAULTS: dict[str, FlagValue] = {
     "enable_chunked_prefill": True,
@@ -102,6 +120,11 @@ VLLM_DEFAULTS: dict[str, FlagValue] = {
 """vLLM 0.32 `vllm/config/scheduler.py`, `vllm/config/cache.py`; async scheduling is on where a GPU supports it."""
 
 
+def flag_value(flags: Mapping[str, FlagValue], name: str) -> FlagValue | None:
+    """One flag of `EngineConfig.flags`, which leaves out what is vLLM's default; None where it has neither."""
+    return flags.get(name, VLLM_DEFAULTS.get(name))
+
+
 def engine_with_defaults(
     flags: Mapping[str, FlagValue], *, node: Node, card: ModelCard, tensor_parallel_size: int
 ) -> EngineConfig:
@@ -112,6 +135,8 @@ def engine_with_defaults(
         tokens, seqs = 8_192, 1_024
     else:
         tokens, seqs = 2_048, 256
+    if flags.get("enable_chunked_prefill") is False:  # vLLM 0.32 `_set_default_max_num_seqs_and_batched_tokens_args`
+        tokens = max(tokens, int(flags.get("max_model_len", card.max_model_len)))
     tokens = int(flags.get("max_num_batched_tokens", tokens))
     seqs = int(flags.get("max_num_seqs", min(seqs, tokens)))
     sizes = {

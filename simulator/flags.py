@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Baseline", "EngineFlags", "FlagValue", "Search"]
+__all__ = ["Baseline", "EngineFlags", "FlagValue", "Search", "flag_text"]
 
-FlagValue: TypeAlias = int | float | str
+FlagValue: TypeAlias = bool | int | float | str
 
 _TensorParallel = Annotated[int, Field(ge=1, examples=[8])]
 _Seqs = Annotated[int, Field(ge=1, examples=[256])]
@@ -21,6 +21,18 @@ _BlockSize: TypeAlias = Literal[1, 8, 16, 32, 64, 128, 256]
 _MemoryFraction = Annotated[float, Field(gt=0, le=1, examples=[0.9])]
 _KvDtype: TypeAlias = Literal["auto", "fp8"]
 _Blocks = Annotated[int, Field(ge=2, examples=[100_000])]
+_Switch = Annotated[bool, Field(examples=[False])]
+_LongPrefill = Annotated[int, Field(ge=0, examples=[2048])]
+_Watermark = Annotated[float, Field(ge=0, lt=1, examples=[0.01])]
+_ActiveSeqs = Annotated[int, Field(ge=1, examples=[128])]
+_QueuedReqs = Annotated[int, Field(ge=1, examples=[512])]
+_QueuedTokens = Annotated[int, Field(ge=1, examples=[200_000])]
+_Policy: TypeAlias = Literal["fcfs", "priority"]
+
+
+def flag_text(value: FlagValue) -> str:
+    """A value as it is written in a scenario: ``true``, not ``True``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class EngineFlags(BaseModel):
@@ -44,6 +56,26 @@ class EngineFlags(BaseModel):
     "auto keeps the KV cache in the model's 16-bit type; fp8 halves it."
     num_gpu_blocks_override: _Blocks | None = None
     "KV blocks as a running server printed them, instead of the memory formula."
+    enable_prefix_caching: _Switch | None = None
+    "Keep the KV blocks of a prefix for other requests that begin with it. Plans leave it off unless it is given here."
+    enable_chunked_prefill: _Switch | None = None
+    "Off: a prompt waits for a step that it fits whole; vLLM then wants max_num_batched_tokens >= max_model_len."
+    long_prefill_token_threshold: _LongPrefill | None = None
+    "Most prompt tokens of one request in a step that it shares with others; 0 is no cap."
+    long_prefill_token_threshold_adaptive: _Switch | None = None
+    "Raise that cap to max_num_batched_tokens / requests where this is more."
+    watermark: _Watermark | None = None
+    "Share of the KV blocks to keep free when a request joins running ones."
+    max_num_active_seqs: _ActiveSeqs | None = None
+    "Most requests that run at once; at most max_num_seqs, which then only sizes buffers and graphs."
+    max_num_queued_reqs: _QueuedReqs | None = None
+    "Unfinished requests of one replica at which it answers 503 to the next; such requests count as missed."
+    max_num_queued_tokens: _QueuedTokens | None = None
+    "Prompt tokens of one replica that wait for their first answer token at which it answers 503 to the next request."
+    scheduling_policy: _Policy | None = None
+    "fcfs, or priority: lower `priority` of a workload first."
+    async_scheduling: _Switch | None = None
+    "Off: the next step is scheduled only when the outputs of the present one are known."
 
     def given(self) -> dict[str, FlagValue]:
         """The flags that have a value, by vLLM's names."""
@@ -70,13 +102,25 @@ class Search(BaseModel):
     gpu_memory_utilization: Annotated[tuple[_MemoryFraction, ...] | None, Field(examples=["[0.9, 0.95]"])] = None
     kv_cache_dtype: Annotated[tuple[_KvDtype, ...] | None, Field(examples=["[auto, fp8]"])] = None
     num_gpu_blocks_override: Annotated[tuple[_Blocks, ...] | None, Field(examples=["[100000]"])] = None
+    enable_prefix_caching: Annotated[tuple[_Switch, ...] | None, Field(examples=["[true, false]"])] = None
+    enable_chunked_prefill: Annotated[tuple[_Switch, ...] | None, Field(examples=["[true, false]"])] = None
+    long_prefill_token_threshold: Annotated[tuple[_LongPrefill, ...] | None, Field(examples=["[0, 2048]"])] = None
+    long_prefill_token_threshold_adaptive: Annotated[tuple[_Switch, ...] | None, Field(examples=["[true, false]"])] = (
+        None
+    )
+    watermark: Annotated[tuple[_Watermark, ...] | None, Field(examples=["[0, 0.01]"])] = None
+    max_num_active_seqs: Annotated[tuple[_ActiveSeqs, ...] | None, Field(examples=["[64, 128]"])] = None
+    max_num_queued_reqs: Annotated[tuple[_QueuedReqs, ...] | None, Field(examples=["[256, 512]"])] = None
+    max_num_queued_tokens: Annotated[tuple[_QueuedTokens, ...] | None, Field(examples=["[200000]"])] = None
+    scheduling_policy: Annotated[tuple[_Policy, ...] | None, Field(examples=["[fcfs, priority]"])] = None
+    async_scheduling: Annotated[tuple[_Switch, ...] | None, Field(examples=["[true, false]"])] = None
 
     @model_validator(mode="after")
     def _lists_have_distinct_values(self) -> Self:
         for name, values in self.lists().items():
             if not values:
                 raise ValueError(f"{name} has no values; list at least one, or remove the key")
-            repeated = sorted({str(value) for value in values if values.count(value) > 1})
+            repeated = sorted({flag_text(value) for value in values if values.count(value) > 1})
             if repeated:
                 raise ValueError(f"{name} lists {repeated[0]} twice; list each value once")
         return self

@@ -58,6 +58,11 @@ def check_against_hardware(loaded: LoadedScenario, nodes: Sequence[Node], card: 
             problem = f"{limit} is more than the {card.max_model_len} tokens {card.name} was made for; lower it"
             raise loaded.error(problem, (section, "max_model_len"))
     for name, workload in scenario.workloads.items():
+        if workload.prefix is not None and workload.prefix.tokens > card.max_model_len:
+            problem = (
+                f"{workload.prefix.tokens} do not fit the {card.max_model_len} tokens of {card.name}; shorten them"
+            )
+            raise loaded.error(problem, ("workloads", name, "prefix", "tokens"))
         problem_or_none = overlong(workload, loaded.traces.get(name), card.max_model_len)
         if problem_or_none is not None:
             problem = f"{problem_or_none} the {card.max_model_len} tokens of {card.name}; shorten them"

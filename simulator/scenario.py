@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema_errors import key_text
 from hardware_profiles.strict_yaml import Document, load_model, load_yaml
-from simulator.flags import Baseline, EngineFlags, FlagValue, Search
+from simulator.flags import Baseline, EngineFlags, FlagValue, Search, flag_text
 from simulator.lengths import typical_tokens
 from simulator.traces import Trace, read_trace
 from simulator.traffic import ClosedTraffic, TraceTraffic, Workload
@@ -174,6 +174,7 @@ def load_scenario(path: str | Path) -> LoadedScenario:
     scenario = load_model(document, Scenario, what="a scenario")
     _check_flags(scenario, document)
     _check_closed_loop(scenario, document)
+    _check_priorities(scenario, document)
     traces = _read_traces(scenario, document)
     for name, workload in scenario.workloads.items():
         _check_lengths(scenario, document, name, workload, traces.get(name))
@@ -188,17 +189,42 @@ def _check_flags(scenario: Scenario, document: Document) -> None:
     for name, value in engine.items():
         if name in searched:
             line = document.line(("engine", name))
-            problem = f"{name} is held fixed at {value} in engine (line {line}), so it cannot be searched"
+            problem = f"{name} is held fixed at {flag_text(value)} in engine (line {line}), so it cannot be searched"
             raise _error(document, f"{problem}; remove one of the two", ("search", name))
         if name in baseline and baseline[name] != value:
-            problem = f"{baseline[name]} contradicts engine.{name}: {value}, which holds for the baseline too"
+            problem = f"{flag_text(baseline[name])} contradicts engine.{name}: {flag_text(value)}"
+            problem += ", which holds for the baseline too"
             raise _error(document, f"{problem}; use one value, or search the flag instead", ("baseline", name))
+    _check_idle_flags(scenario, document)
     for section, flags in (("engine", engine), ("baseline", engine | baseline)):
         tokens, seqs = flags.get("max_num_batched_tokens"), flags.get("max_num_seqs")
         if isinstance(tokens, int) and isinstance(seqs, int) and tokens < seqs:
             problem = f"{tokens} is below max_num_seqs ({seqs}), which vLLM refuses; raise it to at least {seqs}"
             where = section if "max_num_batched_tokens" in getattr(scenario, section).given() else "engine"
             raise _error(document, problem, (where, "max_num_batched_tokens"))
+
+
+def _check_idle_flags(scenario: Scenario, document: Document) -> None:
+    """A flag that can change nothing is a mistake in ``engine:``; in ``baseline:`` it is what somebody runs."""
+    flags, searched = scenario.engine, scenario.search.lists() if scenario.search is not None else {}
+    cap, tokens = flags.long_prefill_token_threshold, flags.max_num_batched_tokens
+    if cap is not None and tokens is not None and cap >= tokens:
+        problem = f"{cap} caps nothing, since a step has at most max_num_batched_tokens ({tokens}) tokens"
+        raise _error(document, f"{problem}; lower it, or leave it out", ("engine", "long_prefill_token_threshold"))
+    if flags.long_prefill_token_threshold_adaptive and not cap and "long_prefill_token_threshold" not in searched:
+        problem = "true raises a cap that is not there; add long_prefill_token_threshold, e.g. 2048"
+        raise _error(document, problem, ("engine", "long_prefill_token_threshold_adaptive"))
+
+
+def _check_priorities(scenario: Scenario, document: Document) -> None:
+    given = (scenario.engine, scenario.baseline)
+    policies = [flags.scheduling_policy for flags in given if flags is not None]
+    policies += (scenario.search.scheduling_policy or ()) if scenario.search is not None else ()
+    for name, workload in scenario.workloads.items():
+        if workload.priority != 0 and "priority" not in policies:
+            problem = f"{workload.priority} changes nothing while requests are served in order of arrival"
+            cure = "add scheduling_policy: priority to engine, or list it in search"
+            raise _error(document, f"{problem}; {cure}", ("workloads", name, "priority"))
 
 
 def _check_closed_loop(scenario: Scenario, document: Document) -> None:
@@ -231,6 +257,9 @@ def _check_lengths(scenario: Scenario, document: Document, name: str, workload: 
         ("engine", scenario.engine.max_model_len),
         ("baseline", scenario.baseline.max_model_len if scenario.baseline is not None else None),
     ):
+        if limit is not None and workload.prefix is not None and workload.prefix.tokens > limit:
+            beyond = f"{workload.prefix.tokens} do not fit {section}.max_model_len: {limit}; shorten the documents"
+            raise _error(document, beyond, ("workloads", name, "prefix", "tokens"))
         problem = None if limit is None else overlong(workload, trace, limit)
         if problem is not None:
             key = ("workloads", name, "isl") if trace is None else ("workloads", name, "traffic", "trace")

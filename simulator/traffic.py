@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from simulator.lengths import Lengths
+from simulator.shared_prefix import Prefix
 from simulator.slo import Slo
 
 __all__ = ["Batch", "ClosedTraffic", "RateTraffic", "TraceTraffic", "Workload"]
@@ -112,6 +113,10 @@ class Workload(BaseModel):
     "Tokens of the whole prompt: a number, {mean, cv} (lognormal) or {uniform: [a, b]}. A trace brings its own."
     osl: Annotated[Lengths | None, Field(examples=[256])] = None
     "Tokens of the answer, written like isl."
+    prefix: Prefix | None = None
+    "What prompts share: {documents, tokens, popularity}. It helps where enable_prefix_caching is on."
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000, examples=[10])] = 0
+    "Lower is served first where scheduling_policy is priority."
     slo: Slo = Slo()
     "The latency targets. A batch needs none: its deadline is one."
 
@@ -121,6 +126,10 @@ class Workload(BaseModel):
             found = "neither traffic nor batch" if self.batch is None else "both traffic and batch"
             raise ValueError(f"{found} given; give one of them, e.g. traffic: {{rate_rps: 40}}")
         if isinstance(self.traffic, TraceTraffic):
+            if self.prefix is not None:
+                raise ValueError(
+                    "prefix is given, but a trace does not say which prompts share what; remove prefix, or the trace"
+                )
             if self.isl is not None or self.osl is not None:
                 given = "isl" if self.isl is not None else "osl"
                 raise ValueError(f"{given} is given, but the trace brings the lengths; remove {given}, or the trace")

@@ -9,7 +9,7 @@ one seed therefore differ by what they do, not by luck. Traces are the exception
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from simulator.arrivals import Part, Seconds, WorkloadSource, offered_rps
 from simulator.lengths import Tokens
 from simulator.rows import Rows
+from simulator.shared_prefix import Prefix
 from simulator.traces import Trace
 from simulator.traffic import ClosedTraffic, Workload
 
@@ -84,9 +85,11 @@ def _sources(
     }
 
 
-def _merged(parts: Mapping[str, Part], span_s: float) -> RequestStream:
+def _merged(parts: Mapping[str, Part], workloads: Mapping[str, Workload], span_s: float) -> RequestStream:
     """One stream by time; at equal times the workload listed first comes first."""
     rows = list(parts.values())
+    document, document_tokens = _documents(rows, [workloads[name].prefix for name in parts])
+    priority = np.array([workloads[name].priority for name in parts], dtype=np.int64)
     arrival_s = np.concatenate([part.arrival_s for part in rows])
     index = np.repeat(np.arange(len(rows), dtype=np.int32), [len(part.arrival_s) for part in rows])
     order = np.argsort(arrival_s, kind="stable")
@@ -98,7 +101,25 @@ def _merged(parts: Mapping[str, Part], span_s: float) -> RequestStream:
         workload_names=tuple(parts),
         span_s=span_s,
         clipped_fraction=tuple(part.clipped_fraction for part in rows),
+        document=document[order] if document is not None else None,
+        document_tokens=document_tokens[order] if document_tokens is not None else None,
+        priority=priority[index[order]] if priority.any() else None,
     )
+
+
+def _documents(parts: Sequence[Part], prefixes: Sequence[Prefix | None]) -> tuple[Tokens | None, Tokens | None]:
+    """Documents numbered through over all workloads: what two workloads send is never the same."""
+    if all(part.document is None for part in parts):
+        return None, None
+    documents: list[Tokens] = []
+    tokens: list[Tokens] = []
+    before = 0
+    for part, prefix in zip(parts, prefixes, strict=True):
+        none = np.zeros(len(part.arrival_s), dtype=np.int64)
+        documents.append(part.document + before if part.document is not None else none - 1)
+        tokens.append(part.document_tokens if part.document_tokens is not None else none)
+        before += prefix.documents if prefix is not None else 0
+    return np.concatenate(documents), np.concatenate(tokens)
 
 
 def make_stream(
@@ -134,7 +155,7 @@ def make_stream(
         elif duration_s is not None:
             parts[name] = source.until(duration_s, multiplier)
     span_s = duration_s if duration_s is not None else max(float(part.arrival_s[-1]) for part in parts.values())
-    return _merged(parts, span_s)
+    return _merged(parts, workloads, span_s)
 
 
 def _closed_loop(source: WorkloadSource, name: str, count: int, concurrency: int) -> RequestStream:
@@ -150,6 +171,9 @@ def _closed_loop(source: WorkloadSource, name: str, count: int, concurrency: int
         span_s=math.nan,
         clipped_fraction=(part.clipped_fraction,),
         concurrency=concurrency,
+        document=part.document,
+        document_tokens=part.document_tokens,
+        priority=np.full(count, source.workload.priority) if source.workload.priority else None,
     )
 
 
@@ -183,10 +207,11 @@ class StreamSource:
         self.span_s = span_s
         self._sources = sources
         self._parts = {name: source.until(span_s, 1.0) for name, source in sources.items() if source.replay is None}
-        self._unit = _merged(self._parts, span_s) if len(self._parts) == len(sources) else None
+        self._workloads = workloads
+        self._unit = _merged(self._parts, workloads, span_s) if len(self._parts) == len(sources) else None
 
     def stream(self, multiplier: float) -> RequestStream:
-        """The mix at ``multiplier`` x the written rates. Streams share their length columns: do not write into them."""
+        """The mix at ``multiplier`` x the written rates. Streams share all columns but the times: do not write them."""
         if not multiplier > 0:
             raise ValueError(f"multiplier {multiplier} is not allowed; it must be greater than zero")
         span_s = self.span_s / multiplier
@@ -198,4 +223,4 @@ class StreamSource:
                 parts[name] = source.until(span_s, multiplier)
             else:
                 parts[name] = replace(self._parts[name], arrival_s=self._parts[name].arrival_s / multiplier)
-        return _merged(parts, span_s)
+        return _merged(parts, self._workloads, span_s)

@@ -6,7 +6,7 @@ from planner.plan_file import Best, NearestMiss, Plan
 from planner.report.figures import figure
 from planner.report.layout import bar, facts, known, section, table
 from planner.report.markup import Html, el, join, prose
-from planner.report.names import candidate_names
+from planner.report.names import candidate_names, flags_text
 
 __all__ = ["answer", "best_name", "nearest_miss", "notes", "saving", "servers"]
 
@@ -152,7 +152,7 @@ def saving(plan: Plan) -> Html | None:
     elif base.saving_usd_per_month is not None:
         word = "saves" if base.saving_usd_per_month >= 0 else "costs more by"
         title = join(title, f"; the plan {word} ", figure("usd", abs(base.saving_usd_per_month)), " a month")
-    flags = ", ".join(f"{name} {value}" for name, value in base.engine.items())
+    flags = flags_text(base.engine)
     today = figure("servers", base.servers_today) if base.servers_today is not None else None
     return section(
         "baseline",
@@ -176,7 +176,7 @@ def nearest_miss(plan: Plan) -> Html | None:
         )
         for name, value in miss.attainment.items()
     ]
-    flags = ", ".join(f"{name} {value}" for name, value in miss.engine.items())
+    flags = flags_text(miss.engine)
     return section(
         "nearest",
         "How near it came",

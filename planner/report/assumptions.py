@@ -9,6 +9,7 @@ from planner.report.figures import figure
 from planner.report.layout import facts, known, section, table
 from planner.report.markup import Html, el, join, prose
 from planner.report.money import UNITS
+from planner.report.names import flags_text
 
 __all__ = ["assumptions", "repeat"]
 
@@ -64,7 +65,7 @@ def _profile_rows(name: str, profile: ProfileUsed, *, chosen: bool) -> list[tupl
     sources = [join(el("br") if index else None, prose(text)) for index, text in enumerate(profile.sources)]
     rows: list[tuple[str, ...]] = [(known(how), what, join(*sources))]
     rows += [(known("assumed"), prose(caveat), f"caveat of {name}") for caveat in profile.caveats]
-    flags = ", ".join(f"{flag} {value}" for flag, value in profile.assumed_flags.items())
+    flags = flags_text(profile.assumed_flags)
     rows.append((known("assumed"), prose(f"Flags of the measured rows: {flags}"), f"flags of {name}"))
     rows.append((known("simulated"), prose(profile.kv_sensitivity), f"sensitivity of {name} to its KV blocks"))
     return rows

@@ -9,8 +9,10 @@ from planner.plan_file import Candidate, Plan
 from planner.report.figures import figure
 from planner.report.layout import bar, section, table
 from planner.report.markup import Html, el, join
-from planner.report.names import candidate_names
+from planner.report.names import candidate_names, flags_text, varying_flags
 from planner.report.picture import Point, front_of, pictures
+from simulator.engine import flag_value
+from simulator.flags import FlagValue, flag_text
 
 __all__ = ["cost_against_latency", "ruled_out", "tensor_parallel"]
 
@@ -117,15 +119,15 @@ def _finding(plan: Plan, front: Sequence[Point], metric: str) -> Html:
 
 def _rows(plan: Plan) -> Html:
     """One row per candidate; a flag has a column where two candidates differ in it, else it stands in the caption."""
-    flags = list(dict.fromkeys(name for c in plan.candidates for name in c.engine))
-    varying = [name for name in flags if len({c.engine.get(name) for c in plan.candidates}) > 1]
-    same = ", ".join(f"{name} {plan.candidates[0].engine[name]}" for name in flags if name not in varying)
+    varying = varying_flags(plan)
+    first = plan.candidates[0].engine
+    same = flags_text(first, [name for name in first if name not in varying])
     several = len({(c.node, c.precision) for c in plan.candidates}) > 1
     rows = [
         (
             "chosen" if i == 0 and plan.best is not None else "tied" if c.tied else "",
             *([f"{c.node}, {c.precision}"] if several else []),
-            *(str(c.engine.get(name, "")) for name in varying),
+            *(_cell(flag_value(c.engine, name)) for name in varying),
             figure("count", c.servers),
             figure("usd", c.cost_usd_per_month),
             figure("times", c.load_per_server),
@@ -141,8 +143,11 @@ def _rows(plan: Plan) -> Html:
     caption = f"All candidates, cheapest first; the same in all: {same}" if same else "All candidates, cheapest first"
     left = len(plan.candidates) - len(rows)
     rest = el("p", f"{left} more stand in candidates.csv.") if left else None
-    first = 1 + several
-    return join(table(caption, head, rows, right=range(first, len(head) - 2), kind="wide"), rest)
+    return join(table(caption, head, rows, right=range(1 + several, len(head) - 2), kind="wide"), rest)
+
+
+def _cell(value: FlagValue | None) -> str:
+    return "" if value is None else flag_text(value)
 
 
 def tensor_parallel(plan: Plan) -> Html | None:
@@ -211,8 +216,8 @@ def ruled_out(plan: Plan) -> Html:
         rows: list[tuple[str, ...]] = []
         for constraint, number in counts.most_common():
             example = next(r for r in plan.rejections if r.constraint == constraint)
-            flags = ", ".join(f"{name} {value}" for name, value in example.engine.items())
-            rows.append((constraint, figure("tally", number), example.detail, f"{example.node}: {flags}"))
+            which = f"{example.node}: {flags_text(example.engine)}"
+            rows.append((constraint, figure("tally", number), example.detail, which))
         head = ("constraint", "combinations", "for example", "which")
         rejected = table("Combinations that cannot run, by the constraint that binds", head, rows, right=(1,))
     return section(

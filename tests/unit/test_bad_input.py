@@ -203,6 +203,54 @@ def test_the_scenario_that_the_mistakes_are_put_into_is_good(tmp_path: Path) -> 
         pytest.param("2027-01", "2027-13", 18, "cost.start", ["2027-13", "e.g. start: 2027-01"], id="month 13"),
         pytest.param("2026-12-01", "2026-12-32", 20, "as_of", ["2026-12-32"], id="no such day"),
         pytest.param("seed: 1", "seed: -1", 19, "seed", ["-1"], id="negative seed"),
+        *(
+            pytest.param("engine: {max_model_len: 4096}", f"engine: {{{flag}}}", 15, f"engine.{key}", words, id=flag)
+            for flag, key, words in (
+                ('enable_prefix_caching: "yes"', "enable_prefix_caching", ["'yes'", "true or false"]),
+                ("enable_prefix_caching: yes", "enable_prefix_caching", ["'yes'", "true or false"]),
+                ("async_scheduling: 0", "async_scheduling", ["0", "true or false"]),
+                ("watermark: 1", "watermark", ["1 is not allowed", "less than 1"]),
+                ("watermark: -0.1", "watermark", ["-0.1"]),
+                ("max_num_queued_reqs: 0", "max_num_queued_reqs", ["0 is not allowed", "at least 1"]),
+                ("scheduling_policy: prio", "scheduling_policy", ["'prio'", "fcfs", "priority"]),
+                ("scheduling-policy: fcfs", "scheduling-policy", ["`scheduling_policy`"]),
+                ("data_parallel_size: 2", "data_parallel_size", ["unknown key"]),
+                (
+                    "max_num_batched_tokens: 2048, long_prefill_token_threshold: 2048",
+                    "long_prefill_token_threshold",
+                    ["2048 caps nothing", "max_num_batched_tokens (2048)"],
+                ),
+                (
+                    "long_prefill_token_threshold_adaptive: true",
+                    "long_prefill_token_threshold_adaptive",
+                    ["add long_prefill_token_threshold"],
+                ),
+            )
+        ),
+        pytest.param(
+            "max_num_seqs: [64, 128]",
+            "enable_prefix_caching: [true, true]",
+            16,
+            "search",
+            ["lists true twice"],
+            id="a switch twice",
+        ),
+        *(
+            pytest.param(OSL, f"{OSL}\n    {line}", 9, f"workloads.chat.{key}", words, id=line)
+            for line, key, words in (
+                ("prefix: {documents: 0, tokens: 9}", "prefix.documents", ["0 is not allowed", "at least 1"]),
+                ("prefix: {documents: 9, tokens: 0}", "prefix.tokens", ["0 is not allowed", "at least 1"]),
+                ("prefix: {documents: 9}", "prefix.tokens", ["missing"]),
+                ("prefix: {documents: 9, tokens: 9, popularity: zipfian}", "prefix.popularity", ["zipf", "uniform"]),
+                (
+                    "prefix: {documents: 9, tokens: 5000}",
+                    "prefix.tokens",
+                    ["5000 do not fit engine.max_model_len: 4096"],
+                ),
+                ("priority: 1", "priority", ["1 changes nothing", "scheduling_policy: priority"]),
+                ("priority: high", "priority", ["'high'"]),
+            )
+        ),
     ],
 )
 def test_a_mistake_is_named_with_line_key_value_and_cure(
@@ -263,6 +311,28 @@ def test_a_trace_that_does_not_fit_max_model_len_is_refused(tmp_path: Path) -> N
     error = refusal(tmp_path, recorded("0,9000,5\n1,9000,5\n", tmp_path))
     assert (error.line, error.key) == (6, "workloads.chat.traffic.trace")
     assert "9000 prompt" in error.problem
+
+
+def test_a_prefix_longer_than_the_models_context_is_refused(tmp_path: Path) -> None:
+    text = GOOD.replace("engine: {max_model_len: 4096}\n", "")
+    error = refusal(tmp_path, text.replace(OSL, f"{OSL}\n    prefix: {{documents: 9, tokens: 140_000}}"))
+    assert (error.line, error.key) == (9, "workloads.chat.prefix.tokens")
+    assert "140000 do not fit the 131072 tokens of gpt-oss-120b" in error.problem
+
+
+def test_a_trace_cannot_have_a_prefix(tmp_path: Path) -> None:
+    text = recorded("0,5,5\n1,5,5\n", tmp_path)
+    error = refusal(tmp_path, text.replace("    slo:", "    prefix: {documents: 9, tokens: 9}\n    slo:"))
+    assert (error.line, error.key) == (5, "workloads.chat")
+    assert "a trace does not say which prompts share what" in error.problem
+
+
+@pytest.mark.parametrize("section", ["engine", "baseline", "search"])
+def test_priorities_are_taken_where_any_section_has_the_policy(tmp_path: Path, section: str) -> None:
+    policy = "scheduling_policy: [fcfs, priority]" if section == "search" else "scheduling_policy: priority"
+    text = GOOD.replace(f"{section}: {{", f"{section}: {{{policy}, ").replace(OSL, f"{OSL}\n    priority: -3")
+    (tmp_path / "good.yaml").write_text(text, encoding="utf-8")
+    assert load_scenario(tmp_path / "good.yaml").scenario.workloads["chat"].priority == -3
 
 
 def test_a_trace_of_one_token_answers_needs_a_target_that_applies(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import yaml
 from hardware_profiles.errors import InputError
 from planner.plan_file import Plan, load_plan, plan_sha256
 from planner.recipe import Recipe, export_vllm_config, load_recipe, shortlisted, write_shortlist
+from simulator.engine import ENGINE_FLAGS
+from simulator.flags import FlagValue
 
 CASE = Path(__file__).parent / "cases" / "plan.json"
 
@@ -48,7 +50,16 @@ def vllm_arguments(config: str) -> list[str]:
     return arguments
 
 
+SWITCHES = (
+    "enable-prefix-caching",
+    "enable-chunked-prefill",
+    "long-prefill-token-threshold-adaptive",
+    "async-scheduling",
+)
+
+
 def serve_parser() -> argparse.ArgumentParser:
+    """The flags of `vllm serve` that recipes use, spelled as in vLLM 0.32 `vllm/engine/arg_utils.py`."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     for name in ("model", "kv-cache-dtype"):
         parser.add_argument(f"--{name}")
@@ -56,7 +67,12 @@ def serve_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--num-gpu-blocks-override", type=int)
     parser.add_argument("--gpu-memory-utilization", type=float)
-    parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--watermark", type=float)
+    for name in ("long-prefill-token-threshold", "max-num-active-seqs", "max-num-queued-reqs", "max-num-queued-tokens"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--scheduling-policy", choices=["fcfs", "priority"])
+    for name in SWITCHES:
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None)
     return parser
 
 
@@ -69,7 +85,8 @@ def test_the_shortlist_is_the_best_its_ties_then_the_next_simulated_fleets(plan:
     assert rows[3:] == tuple(c for c in plan.candidates if c.evidence == "fleet" and not c.tied)[:2]
     for path, row in zip(paths, rows, strict=True):
         recipe = load_recipe(path)
-        assert recipe.vllm == {**row.engine, "enable_prefix_caching": False}
+        assert recipe.vllm == row.engine
+        assert recipe.vllm["enable_prefix_caching"] is False
         assert recipe.replicas_per_server == row.replicas_per_server
 
 
@@ -125,7 +142,7 @@ def test_model_and_image_are_those_that_can_be_loaded(
 
 def test_vllm_reads_the_exported_file_as_it_was_meant(best: Path) -> None:
     parsed = serve_parser().parse_args(vllm_arguments(export_vllm_config(load_recipe(best))))
-    assert vars(parsed) == {
+    assert {name: value for name, value in vars(parsed).items() if value is not None} == {
         "model": "openai/gpt-oss-120b",
         "tensor_parallel_size": 1,
         "max_num_seqs": 1024,
@@ -134,16 +151,55 @@ def test_vllm_reads_the_exported_file_as_it_was_meant(best: Path) -> None:
         "block_size": 16,
         "gpu_memory_utilization": 0.9,
         "kv_cache_dtype": "auto",
-        "num_gpu_blocks_override": None,
         "enable_prefix_caching": False,
     }
+
+
+def test_every_flag_of_a_scenario_reaches_vllm_through_the_exported_file(plan: Plan, tmp_path: Path) -> None:
+    flags: dict[str, FlagValue] = {
+        "tensor_parallel_size": 2,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 8192,
+        "max_model_len": 8000,
+        "block_size": 32,
+        "gpu_memory_utilization": 0.95,
+        "kv_cache_dtype": "fp8",
+        "num_gpu_blocks_override": 31_000,
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+        "long_prefill_token_threshold": 512,
+        "long_prefill_token_threshold_adaptive": True,
+        "watermark": 0.01,
+        "max_num_active_seqs": 48,
+        "max_num_queued_reqs": 500,
+        "max_num_queued_tokens": 100_000,
+        "scheduling_policy": "priority",
+        "async_scheduling": False,
+    }
+    assert set(flags) == set(ENGINE_FLAGS)
+    data = plan.model_dump(mode="json")
+    data["candidates"][0]["engine"] = flags
+    recipe = load_recipe(write_shortlist(Plan.model_validate_json(json.dumps(data)), tmp_path)[0])
+    assert recipe.vllm == flags
+    config = export_vllm_config(recipe)
+    parsed = vars(serve_parser().parse_args(vllm_arguments(config)))
+    assert parsed == {"model": recipe.model, **flags}
+    assert [type(parsed[name]) for name in flags] == [type(value) for value in flags.values()]
+    assert "clients send `priority`" in config
+
+
+def test_a_plan_that_counts_on_the_prefix_cache_leaves_it_to_vllms_default(plan: Plan, tmp_path: Path) -> None:
+    data = plan.model_dump(mode="json")
+    del data["candidates"][0]["engine"]["enable_prefix_caching"]
+    recipe = load_recipe(write_shortlist(Plan.model_validate_json(json.dumps(data)), tmp_path)[0])
+    assert "prefix" not in export_vllm_config(recipe)
 
 
 def test_a_switch_that_is_off_is_not_written_as_false(best: Path) -> None:
     config = export_vllm_config(load_recipe(best))
     assert "\nno-enable-prefix-caching: true\n" in config
     assert "false" not in [line.partition(": ")[2] for line in config.splitlines()]
-    assert "does not model prefix caching yet" in config
+    assert "counts on no prefix cache" in config
 
 
 def test_a_block_count_is_exported_only_when_given(best: Path) -> None:
