@@ -2,8 +2,9 @@
 
 Time on the GPU is at least: tokens x the cheapest time per token of any step within the token budget; or, for the
 answer tokens alone, the cheapest time per sequence of any decode batch within `max_num_seqs`; plus attention and
-cache reads, which no batching shares. No schedule can beat it, so a configuration whose bound is below a capacity
-that another one has shown can be dropped unseen.
+cache reads, which no batching shares. With prefix caching every prompt finds its whole document; where a server may
+answer 503, it serves only the share of requests that the targets ask for. No schedule can beat it, so a configuration
+whose bound is below a capacity that another one has shown can be dropped unseen.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from planner.feasibility import Configuration
+from simulator.engine import EngineConfig
 from simulator.mix import Mix
+from simulator.shared_prefix import Prefix
 from simulator.steptime import StepTimeModel
 
 __all__ = ["load_bound"]
@@ -19,8 +22,10 @@ __all__ = ["load_bound"]
 
 def load_bound(configuration: Configuration, model: StepTimeModel, mix: Mix) -> float:
     """Largest multiplier of the mix that one server could carry by this arithmetic; an upper bound."""
-    budget = configuration.engine.max_num_batched_tokens
-    seqs = min(configuration.engine.max_num_seqs, budget)
+    engine = configuration.engine
+    budget = engine.max_num_batched_tokens
+    seqs = min(engine.max_num_active_seqs or engine.max_num_seqs, budget)
+    limited = engine.max_num_queued_reqs is not None or engine.max_num_queued_tokens is not None
     sizes = np.arange(1, budget + 1)
     cheapest = np.minimum(model.decode_s[1 : budget + 1], model.mixed_s[1 : budget + 1])
     token_s = float((cheapest / sizes).min())
@@ -29,17 +34,30 @@ def load_bound(configuration: Configuration, model: StepTimeModel, mix: Mix) -> 
     all_s = decodes_s = shared_s = 0.0
     for name, rate_rps in mix.rates_rps.items():
         prompt, output = mix.mean_tokens(name)
-        prompt = min(prompt, configuration.engine.max_model_len - 1)
-        output = min(output, configuration.engine.max_model_len - prompt)
+        prompt = min(prompt, engine.max_model_len - 1)
+        output = min(output, engine.max_model_len - prompt)
         decodes = output - 1
-        all_s += rate_rps * (prompt + decodes) * token_s
+        cached = _most_cached(engine, mix.workloads[name].prefix, prompt)
+        if limited:
+            rate_rps *= mix.targets[name].attainment
+        all_s += rate_rps * (prompt - cached + decodes) * token_s
         decodes_s += rate_rps * decodes * decode_s
         seen = prompt + 0.5 * decodes
         shared_s += rate_rps * (
             model.sequence_s * output
             + model.kv_s * decodes * seen
             + model.window_kv_s * decodes * min(seen, window)
-            + model.attention_s * 0.5 * prompt * prompt
+            + model.attention_s * 0.5 * (prompt * prompt - cached * cached)
         )
     busy_s = max(all_s, decodes_s) + shared_s
     return configuration.replicas_per_server / busy_s if busy_s > 0 else float("inf")
+
+
+def _most_cached(engine: EngineConfig, prefix: Prefix | None, mean_prompt_tokens: float) -> float:
+    """Prompt tokens per request that can come from the prefix cache at most, on average.
+
+    The mean of min(document, prompt) is at most the minimum of the means, as of every concave function.
+    """
+    if prefix is None or not engine.enable_prefix_caching:
+        return 0.0
+    return min(float(prefix.tokens), mean_prompt_tokens - 1)

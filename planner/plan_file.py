@@ -95,6 +95,8 @@ class WorkloadAnswer(_Part):
     """As the scenario gives them, in ms (within_hours in s)."""
     output_tokens_per_s: float
     goodput_tokens_per_s: float
+    cached_fraction: float | None = None
+    """Share of its prompt tokens found in the prefix cache; null when that was off."""
 
 
 class SweepWorkload(_Part):
@@ -183,6 +185,10 @@ class Best(_Part):
     memory: tuple[dict[str, Any], ...]
     """The KV ledger: name, bytes, how_known, note."""
     kv_tokens: int
+    cached_fraction: float | None = None
+    """Share of all prompt tokens found in the prefix cache by replicas that started empty; null when that was off."""
+    most_cached_fraction: float | None = None
+    """The same of a cache that holds every document: what a replica comes near to after a while."""
     batched_tokens_sweep: tuple[SweepPoint, ...] = ()
     """By rising max_num_batched_tokens: what the limit on a step's tokens does to stalls and to TTFT."""
 

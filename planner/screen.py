@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.feasibility import Configuration
 from simulator.mix import Mix
-from simulator.run import Routing, Window, simulate
+from simulator.run import Backend, Routing, Window, simulate
 from simulator.score import Score, score
 from simulator.steady import EndToEnd, Replicas, SteadyRun, end_to_end, steady_run
 from simulator.steptime import StepTimeModel, step_time_model
@@ -86,7 +86,7 @@ class Screen:
         return held
 
     def compile(self, configuration: Configuration) -> None:
-        """Load or compile the kernel on a tiny run, so that its time is not counted as simulation."""
+        """Load or compile both kernels on a tiny run, so that their time is not counted as simulation."""
         began_s = time.perf_counter()
         stream = StreamSource(
             self.mix.workloads,
@@ -95,13 +95,16 @@ class Screen:
             max_model_len=self.mix.max_model_len,
             traces=self.mix.traces,
         ).stream(0.01)
-        simulate(
-            stream,
-            engine=configuration.engine,
-            model=self.model(configuration),
-            num_blocks=configuration.num_blocks,
-            replicas=1,
-        )
+        backends: tuple[Backend, ...] = ("kernel", "full-kernel")
+        for backend in backends:
+            simulate(
+                stream,
+                engine=configuration.engine,
+                model=self.model(configuration),
+                num_blocks=configuration.num_blocks,
+                replicas=1,
+                backend=backend,
+            )
         self.spent.compile_s += time.perf_counter() - began_s
 
     def rank_run(

@@ -19,7 +19,7 @@ from simulator.hardware_check import load_model_and_nodes
 from simulator.mix import Mix
 from simulator.run import Routing, simulate
 from simulator.scenario import LoadedScenario
-from simulator.score import Score, score
+from simulator.score import Score, WorkloadScore, cached_fraction, score
 from simulator.steady import SteadyRun, end_to_end
 from simulator.steptime import StepTimeModel
 from simulator.timeline import Drawn, Timeline, write_timeline
@@ -63,6 +63,17 @@ class FleetSimulation:
         decode = float(np.mean([s.decode_fraction for s in self.scores]))
         return {"prefill": prefill, "decode": decode, "idle": 1 - prefill - decode}
 
+    def _cached(self, rows: Sequence[WorkloadScore]) -> float | None:
+        """Share of the prompt tokens found in the prefix cache; None where it is off."""
+        return cached_fraction(rows) if self.configuration.engine.enable_prefix_caching else None
+
+    def caching(self) -> str:
+        """One sentence on the prefix cache."""
+        share = self._cached([row for s in self.scores for row in s.workloads])
+        if share is None:
+            return "Prefix caching is off."
+        return f"Prefix caching is on: {share:.1%} of the prompt tokens were found, by replicas that started empty."
+
     def evidence(self) -> FleetEvidence:
         return FleetEvidence(
             servers=self.servers,
@@ -90,6 +101,7 @@ class FleetSimulation:
             "little": {"in_flight_mean": flight, "rate_times_time": product},
             "utilization": self.utilization(),
             "preemptions": int(sum(s.preemptions for s in self.scores)),
+            "cached_fraction": self._cached([row for s in self.scores for row in s.workloads]),
             "workloads": {name: self._workload(name, evidence) for name in evidence.names},
         }
 
@@ -102,6 +114,8 @@ class FleetSimulation:
             "required_requests": rows[0].required_requests,
             "attainment": {"value": attained.value, "low": attained.low, "high": attained.high},
             "target_attainment": rows[0].target_attainment,
+            "rejected": sum(r.rejected for r in rows),
+            "cached_fraction": self._cached(rows),
             "goodput_tokens_per_s": float(np.mean([r.goodput_tokens_per_s for r in rows])),
             "output_tokens_per_s": float(np.mean([r.output_tokens_per_s for r in rows])),
             "tightest": rows[0].pressures[0].sentence if rows[0].pressures else None,
@@ -281,7 +295,7 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
         "held in every run.\n"
         f"Little: {flight:,.1f} in flight on average; rate × mean time {product:,.1f}.\n"
         f"Replica time: prefill {share['prefill']:.1%}, decode {share['decode']:.1%}, idle {share['idle']:.1%}. "
-        f"Preemptions: {sum(s.preemptions for s in found.scores):,}.",
+        f"Preemptions: {sum(s.preemptions for s in found.scores):,}. {found.caching()}",
         highlight=False,
     )
 

@@ -12,9 +12,12 @@ from hardware_profiles.memory import KvLedger
 from planner.confirm import Confirmed
 from planner.cost import fleet_cost_per_hour, monthly_cost_usd, per_million_tokens
 from planner.plan_file import Best, IntervalRow, Pool, SweepPoint, SweepWorkload, WorkloadAnswer
+from planner.prefix_cache import most_cached_fraction
 from planner.question import Question
 from planner.sizing import FleetEvidence, Interval
 from planner.sweep import Swept
+from simulator.engine import EngineConfig
+from simulator.score import WorkloadScore, cached_fraction
 
 __all__ = ["best_of"]
 
@@ -62,7 +65,7 @@ def best_of(question: Question, best: Confirmed, sweep: Sequence[Swept]) -> Best
         attainment={name: _row(interval) for name, interval in best.at.attainment.items()},
         probability_of_meeting_targets=best.met_draws / best.draws,
         probability_draws=best.draws,
-        workloads={name: _workload(question, best.at, name) for name in question.mix.workloads},
+        workloads={name: _workload(question, engine, best.at, name) for name in question.mix.workloads},
         utilization={"prefill": prefill, "decode": decode, "idle": 1 - prefill - decode},
         binding=f"{workload} {target}: {value_s * 1e3:,.0f} ms against {limit_s * 1e3:,.0f} ms",
         one_server_fewer=_fewer(best),
@@ -70,6 +73,8 @@ def best_of(question: Question, best: Confirmed, sweep: Sequence[Swept]) -> Best
         how_known="simulated",
         memory=_memory(configuration.ledger),
         kv_tokens=configuration.ledger.kv_tokens,
+        cached_fraction=_cached(engine, [row for s in best.at.scores for row in s.workloads]),
+        most_cached_fraction=_rounded(most_cached_fraction(question.mix, engine, seed=question.replications[0])),
         batched_tokens_sweep=tuple(_sweep_point(swept) for swept in sweep),
     )
 
@@ -87,7 +92,7 @@ def _fewer(best: Confirmed) -> str:
     )
 
 
-def _workload(question: Question, evidence: FleetEvidence, name: str) -> WorkloadAnswer:
+def _workload(question: Question, engine: EngineConfig, evidence: FleetEvidence, name: str) -> WorkloadAnswer:
     rows = [s.workload(name) for s in evidence.scores]
     targets = question.mix.targets[name]
     limits = {f"{metric}_ms": limit_s * 1e3 for metric, limit_s in targets.per_request_s.items()}
@@ -115,7 +120,17 @@ def _workload(question: Question, evidence: FleetEvidence, name: str) -> Workloa
         targets=limits,
         output_tokens_per_s=float(np.mean([r.output_tokens_per_s for r in rows])),
         goodput_tokens_per_s=float(np.mean([r.goodput_tokens_per_s for r in rows])),
+        cached_fraction=_cached(engine, rows),
     )
+
+
+def _cached(engine: EngineConfig, rows: Sequence[WorkloadScore]) -> float | None:
+    """Over all runs; None with prefix caching off."""
+    return _rounded(cached_fraction(rows) if engine.enable_prefix_caching else None)
+
+
+def _rounded(share: float | None) -> float | None:
+    return round(share, 6) if share is not None else None
 
 
 def _sweep_point(swept: Swept) -> SweepPoint:

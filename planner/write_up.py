@@ -146,6 +146,14 @@ def _notes(findings: Findings) -> tuple[str, ...]:
                 f"The plan changes the weights' precision from {base.platform.precision} to "
                 f"{chosen.platform.precision}; answer quality is not modelled."
             )
+        if base is not None and chosen.engine.enable_prefix_caching != base.engine.enable_prefix_caching:
+            with_cache, without = "plan", "baseline"
+            if base.engine.enable_prefix_caching:
+                with_cache, without = without, with_cache
+            notes.append(
+                f"The {with_cache} counts on prefix caching, the {without} runs without it. vLLM's own default is on: "
+                "say in baseline: {enable_prefix_caching: …} what runs today."
+            )
         notes += extrapolations(question, best)
         age = (question.as_of - question.price(chosen).date).days
         if age > 90:

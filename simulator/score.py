@@ -18,7 +18,7 @@ from simulator.log import RequestLog
 from simulator.slo import Metric, PercentileTarget
 from simulator.traffic import Workload
 
-__all__ = ["Score", "Targets", "WorkloadScore", "required_requests", "score", "targets_of"]
+__all__ = ["Score", "Targets", "WorkloadScore", "cached_fraction", "required_requests", "score", "targets_of"]
 
 Floats = NDArray[np.float64]
 
@@ -90,6 +90,10 @@ class WorkloadScore:
     missed_percentiles: tuple[str, ...]
     """Percentile targets that do not hold; one that applies to no request or gap of this run is not missed."""
     preemptions: int
+    prompt_tokens: int
+    """Of the judged requests that an engine began."""
+    cached_tokens: int
+    """How many of them it found in the prefix cache."""
 
     @property
     def attainment(self) -> float:
@@ -158,6 +162,12 @@ class Score:
 
     def workload(self, name: str) -> WorkloadScore:
         return next(w for w in self.workloads if w.name == name)
+
+
+def cached_fraction(rows: Sequence[WorkloadScore]) -> float | None:
+    """Share of the prompt tokens of begun requests that were found in the prefix cache; None of nothing."""
+    prompt_tokens = sum(row.prompt_tokens for row in rows)
+    return sum(row.cached_tokens for row in rows) / prompt_tokens if prompt_tokens else None
 
 
 def required_requests(attainment: float) -> int:
@@ -238,6 +248,7 @@ def _score_workload(
     percentiles["itl"], means["itl"] = _gap_percentiles(log, index)
     pressures = _pressures(ranked, percentiles, targets)
     missed = [t for t in targets.percentiles if percentiles[t.metric][PERCENTILES.index(t.percentile)] > t.limit_s]
+    began = ~np.isnan(log.scheduled_s[rows])
     stalls_s = log.itl_max_s[rows][finished]
     stall_p50_s, stall_p99_s, longest_stall_s = _stalls(stalls_s[~np.isnan(stalls_s)])
     return WorkloadScore(
@@ -259,6 +270,8 @@ def _score_workload(
         pressures=pressures,
         missed_percentiles=tuple(f"{t.metric}_p{t.percentile}_ms" for t in missed),
         preemptions=int(log.preemptions[rows].sum()),
+        prompt_tokens=int(log.prompt_tokens[rows][began].sum()),
+        cached_tokens=int(log.cached_tokens[rows][began].sum()),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import yaml
 
 from planner.plan_file import Plan, ProfileUsed, plan_sha256
@@ -10,10 +12,11 @@ from planner.report.layout import facts, known, section, table
 from planner.report.markup import Html, el, join, prose
 from planner.report.money import UNITS
 from planner.report.names import flags_text
+from simulator.engine import flag_value
 
 __all__ = ["assumptions", "repeat"]
 
-NOT_MODELLED = "Prefix caching, speculative decoding, failures and restarts of servers are not modelled."
+NOT_MODELLED = "Speculative decoding, failures and restarts of servers are not modelled."
 
 
 def assumptions(plan: Plan) -> Html:
@@ -21,7 +24,8 @@ def assumptions(plan: Plan) -> Html:
     rows: list[tuple[str, ...]] = [
         (known("given"), "Rates, lengths and targets", f"the scenario, {plan.scenario_path}"),
         (known("assumed"), "The rates hold all day and all month.", "no daily pattern is given"),
-        (known("assumed"), NOT_MODELLED, "a warm prefix cache would need less"),
+        _prefix_cache(plan),
+        (known("assumed"), NOT_MODELLED, "spare servers stand for failures"),
         (known("assumed"), f"The scheduler is that of vLLM {plan.vllm_version}.", "its source, followed step by step"),
     ]
     if plan.best is not None:
@@ -46,6 +50,31 @@ def assumptions(plan: Plan) -> Html:
         table("Assumptions with sources", head, rows, kind="stack sources"),
         el("p", legend, class_="small"),
     )
+
+
+def _prefix_cache(plan: Plan) -> tuple[str, ...]:
+    """Whether prefixes are found again, and how much of the prompts was."""
+    workloads = plan.scenario.get("workloads", {})
+    prefixes = [f"{name}: {_documents(w['prefix'])}" for name, w in workloads.items() if w.get("prefix")]
+    source = "; ".join(prefixes) or "no workload has a prefix"
+    best, miss = plan.best, plan.nearest_miss
+    engine = (best.engine if best is not None else miss.engine if miss is not None else None) or {}
+    if flag_value(engine, "enable_prefix_caching") is False:
+        return known("assumed"), "Prefix caching is off: every prompt is computed whole.", prose(source)
+    if best is None or best.cached_fraction is None:
+        return known("assumed"), "Prefix caching is on.", prose(source)
+    found = join(
+        "Prefix caching is on: replicas that started empty found ",
+        figure("error", best.cached_fraction),
+        " of the prompt tokens in the cache; one that holds every document would find ",
+        figure("error", best.most_cached_fraction),
+        ".",
+    )
+    return known("simulated"), found, prose(source)
+
+
+def _documents(prefix: Mapping[str, object]) -> str:
+    return f"{prefix['documents']} documents of {prefix['tokens']} tokens, {prefix['popularity']}"
 
 
 def _profile_rows(name: str, profile: ProfileUsed, *, chosen: bool) -> list[tuple[str, ...]]:

@@ -11,6 +11,7 @@ import pytest
 
 from simulator.arrivals import offered_rps
 from simulator.lengths import Lengths, LognormalLengths, UniformLengths, draw_lengths
+from simulator.shared_prefix import Prefix, draw_documents, popularities
 from simulator.slo import Slo
 from simulator.traces import Trace
 from simulator.traffic import Batch, ClosedTraffic, RateTraffic, TraceTraffic, Workload
@@ -363,3 +364,73 @@ def test_a_multiplier_must_be_positive() -> None:
             source.stream(multiplier)
         with pytest.raises(ValueError, match="greater than zero"):
             make_stream({"a": online(80.0)}, multiplier=multiplier, duration_s=1, seed=1, max_model_len=999)
+
+
+def with_prefix(workload: Workload, documents: int = 50, popularity: str = "zipf", priority: int = 0) -> Workload:
+    prefix = Prefix.model_validate({"documents": documents, "tokens": 64, "popularity": popularity})
+    return workload.model_copy(update={"prefix": prefix, "priority": priority})
+
+
+def test_zipf_asks_for_the_kth_document_one_kth_as_often_as_for_the_first() -> None:
+    drawn = draw_documents(Prefix(documents=50, tokens=9), 200_000, np.random.default_rng(1))
+    shares = popularities(Prefix(documents=50, tokens=9))
+    np.testing.assert_allclose(shares[0] / shares, np.arange(1, 51), rtol=1e-12)
+    assert shares.sum() == pytest.approx(1)
+    expected = 200_000 * shares
+    assert np.all(np.abs(np.bincount(drawn, minlength=50) - expected) < 5 * np.sqrt(expected))
+
+
+def test_uniform_popularity_asks_for_all_documents_alike() -> None:
+    drawn = draw_documents(Prefix(documents=50, tokens=9, popularity="uniform"), 100_000, np.random.default_rng(1))
+    assert np.all(np.abs(np.bincount(drawn, minlength=50) - 2_000) < 5 * math.sqrt(2_000))
+
+
+def test_a_longer_draw_of_documents_begins_with_the_shorter_one_and_one_document_is_always_the_same() -> None:
+    prefix = Prefix(documents=50, tokens=9)
+    short, long = (draw_documents(prefix, count, np.random.default_rng(1)) for count in (30, 900))
+    assert long[:30].tolist() == short.tolist()
+    assert draw_documents(Prefix(documents=1, tokens=9), 5, np.random.default_rng(1)).tolist() == [0] * 5
+
+
+def test_a_prefix_or_a_priority_changes_no_arrival_and_no_length() -> None:
+    chat = online(8.0, isl=LognormalLengths(mean=300, cv=1), osl=UniformLengths(uniform=(10, 90)), burstiness=0.5)
+    plain, shared = one(chat, count=500), one(with_prefix(chat, priority=3), count=500)
+    assert columns(plain) == columns(shared)
+    assert plain.document is None and plain.document_tokens is None and plain.priority is None
+    assert shared.document is not None and shared.document_tokens is not None and shared.priority is not None
+    assert shared.document_tokens.tolist() == np.minimum(64, shared.prompt_tokens).tolist()
+    assert shared.priority.tolist() == [3] * 500
+
+
+def test_documents_of_different_workloads_are_different_and_others_have_none() -> None:
+    mix = {"a": with_prefix(online(8.0)), "b": online(8.0), "c": with_prefix(online(8.0), documents=7, priority=-2)}
+    stream = make_stream(mix, multiplier=1, duration_s=300, seed=1, max_model_len=999)
+    assert stream.document is not None and stream.document_tokens is not None and stream.priority is not None
+    a, b, c = (stream.workload == i for i in range(3))
+    assert set(stream.document[a].tolist()) == set(range(50))
+    assert set(stream.document[b].tolist()) == {-1} and set(stream.document_tokens[b].tolist()) == {0}
+    assert set(stream.document[c].tolist()) == set(range(50, 57))
+    assert [set(stream.priority[rows].tolist()) for rows in (a, b, c)] == [{0}, {0}, {-2}]
+    alone = make_stream({"c": mix["c"]}, multiplier=1, duration_s=300, seed=1, max_model_len=999)
+    assert alone.document is not None
+    assert (stream.document[c] - 50).tolist() == alone.document.tolist()
+
+
+def test_every_way_to_a_stream_keeps_the_documents() -> None:
+    trace = long_trace()
+    shared = with_prefix(online(8.0), priority=1)
+    source = StreamSource({"a": shared}, seed=1, requests=400, max_model_len=9_999)
+    mixed = StreamSource(
+        {"t": recording(), "a": shared}, seed=1, requests=700, max_model_len=9_999, traces={"t": trace}
+    )
+    low, high, beside = source.stream(0.5), source.stream(3.0), mixed.stream(0.5)
+    assert low.document is not None and high.document is not None and beside.document is not None
+    assert low.document.tolist() == high.document.tolist()
+    of_a = beside.document[beside.workload == 1]
+    both = min(len(of_a), len(low.document))
+    assert both > 200 and of_a[:both].tolist() == low.document[:both].tolist()
+    assert set(beside.document[beside.workload == 0].tolist()) == {-1}
+    closed = with_prefix(Workload(traffic=ClosedTraffic(concurrency=4), isl=80, osl=5), priority=1)
+    loop = one(closed, count=40)
+    assert loop.document is not None and loop.document_tokens is not None and loop.priority is not None
+    assert len(loop.document) == len(loop.priority) == 40 and set(loop.document_tokens.tolist()) == {64}

@@ -1,0 +1,90 @@
+"""A plan with shared prefixes says what the prefix cache was worth, and how that is known."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.bound import load_bound
+from planner.feasibility import Configuration, check
+from planner.plan_file import Plan
+from planner.prefix_cache import most_cached_fraction
+from planner.question import make_question
+from planner.report.html import render_html
+from planner.search import bisect_load
+from planner.write_up import make_plan
+from simulator.engine import EngineConfig
+from simulator.flags import FlagValue
+from simulator.scenario import load_scenario
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "scenario.yaml"
+    path.write_text(text)
+    return path
+
+
+RAG_SCENARIO = """\
+name: rag
+model: gpt-oss-120b
+hardware: [mi355x]
+workloads:
+  rag:
+    traffic: {rate_rps: 40}
+    isl: 4096
+    osl: 32
+    prefix: {documents: 20, tokens: 3072}
+    slo: {ttft_ms: 1500, attainment: 0.95}
+engine: {max_model_len: 8192}
+search: {tensor_parallel_size: [1], max_num_seqs: [128], enable_prefix_caching: [true, false]}
+as_of: 2026-12-01
+"""
+
+
+@pytest.fixture(scope="module")
+def rag_plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    return make_plan(load_scenario(write(tmp_path_factory.mktemp("rag"), RAG_SCENARIO)))
+
+
+def test_shared_prefixes_make_prefix_caching_worth_more_than_nothing(rag_plan: Plan) -> None:
+    best = rag_plan.best
+    assert best is not None and best.engine is not None
+    on, off = rag_plan.candidates
+    assert "enable_prefix_caching" not in best.engine and "enable_prefix_caching true" in best.label
+    assert off.engine["enable_prefix_caching"] is False and "enable_prefix_caching" not in on.engine
+    assert on.load_per_server > 1.5 * off.load_per_server
+    assert best.cached_fraction is not None and best.most_cached_fraction == 0.75
+    assert 0.6 < best.cached_fraction < 0.75
+    assert best.workloads["rag"].cached_fraction == best.cached_fraction
+    assert any("The plan counts on prefix caching, the baseline runs without it" in note for note in rag_plan.notes)
+    page = render_html(rag_plan)
+    assert "Prefix caching is on: replicas that started empty found " in page
+    assert "rag: 20 documents of 3072 tokens, zipf" in page
+
+
+def test_a_plan_without_prefix_caching_says_so(small_plan: Plan) -> None:
+    assert small_plan.best is not None and small_plan.best.cached_fraction is None
+    assert "Prefix caching is off: every prompt is computed whole." in render_html(small_plan)
+
+
+@pytest.mark.parametrize("flags", [{"enable_prefix_caching": True}, {"max_num_queued_reqs": 1}, {}])
+def test_the_bound_is_never_below_what_a_run_carries(flags: dict[str, FlagValue], tmp_path: Path) -> None:
+    """With answers of 503 a replica drops up to 5 % of the requests and still meets an attainment of 0.95."""
+    question = make_question(load_scenario(write(tmp_path, RAG_SCENARIO)))
+    found = check(
+        question.platforms[0], {"tensor_parallel_size": 1, "max_num_seqs": 128, "max_model_len": 8192} | flags
+    )
+    assert isinstance(found, Configuration)
+    bound = load_bound(found, question.screen.model(found), question.mix)
+    assert 0 < bisect_load(question.screen, found, start=0.0, ceiling=4 * bound, probes=5).load <= bound
+
+
+def test_a_cache_of_every_document_finds_their_whole_blocks(tmp_path: Path) -> None:
+    text = RAG_SCENARIO.replace("tokens: 3072", "tokens: 3080")
+    question = make_question(load_scenario(write(tmp_path, text)))
+    seed = question.replications[0]
+    engine = EngineConfig(tensor_parallel_size=1, max_num_seqs=1, max_num_batched_tokens=1, max_model_len=8192)
+    assert most_cached_fraction(question.mix, engine, seed=seed) is None
+    on = replace(engine, enable_prefix_caching=True)
+    assert most_cached_fraction(question.mix, on, seed=seed) == 0.75  # 192 blocks of 16, not 192.5
+    assert most_cached_fraction(question.mix, replace(on, block_size=8), seed=seed) == 3080 / 4096
