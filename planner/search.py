@@ -6,9 +6,9 @@
 3. In a large space, what the arithmetic bound puts below that capacity is dropped and counted; a small one is cheaper
    to simulate whole, and a simulation is better evidence.
 4. Every other configuration runs once at that capacity. What misses its targets there is dropped and counted.
-5. The best survivors, and the best of every tensor-parallel degree, are bisected on a whole server: all its replicas
-   behind the router, since a router evens out what one replica alone would suffer. Configurations that were equal to
-   the last digit in step 4 share one bisection.
+5. The best survivors, and the best of every tensor-parallel degree with and without prefix caching, are bisected on a
+   whole server: all its replicas behind the router, since a router evens out what one replica alone would suffer.
+   Configurations that were equal to the last digit in step 4 share one bisection.
 
 Steps 2 to 4 run one replica. All on common random numbers. It ranks; the fleet runs in `sizing` certify.
 """
@@ -27,7 +27,7 @@ __all__ = ["Funnel", "Progress", "Ranked", "bisect_load", "run_funnel", "simplic
 
 SAMPLE_PER_DEGREE = 8
 SURVIVORS = 40
-PER_DEGREE = 2
+PER_KIND = 2
 BOUND_FROM = 5_000
 """Feasible configurations from which on the bound prunes: below, simulating all of them takes seconds."""
 CAUTION = 0.95
@@ -94,8 +94,8 @@ def run_funnel(screen: Screen, feasible: Sequence[Configuration], *, routing: Ro
         runs.append((configuration, screen.rank_run(configuration, level)))
     passing = sorted((r for r in runs if r[1].passes), key=lambda r: (r[1].pressure, simplicity(r[0])))
     chosen = [c for c, _ in passing[:SURVIVORS]]
-    for degree in sorted({c.engine.tensor_parallel_size for c in feasible}):
-        chosen += _best_of_degree(degree, runs, feasible, bounds)
+    for kind in sorted({_kind(c) for c in feasible}):
+        chosen += _best_of_kind(kind, runs, feasible, bounds)
     chosen = list(dict.fromkeys(chosen))
     first = {c: r for c, r in runs}
     ranked: list[Ranked] = []
@@ -174,19 +174,24 @@ def _sample(feasible: Sequence[Configuration]) -> list[Configuration]:
     return chosen
 
 
-def _best_of_degree(
-    degree: int,
+def _kind(configuration: Configuration) -> tuple[int, bool]:
+    """What readers compare: the tensor-parallel degree, and prefix caching on or off."""
+    return configuration.engine.tensor_parallel_size, configuration.engine.enable_prefix_caching
+
+
+def _best_of_kind(
+    kind: tuple[int, bool],
     runs: Sequence[tuple[Configuration, RankRun]],
     feasible: Sequence[Configuration],
     bounds: dict[Configuration, float],
 ) -> list[Configuration]:
-    """The most promising of one tensor-parallel degree, whether or not any survived, to compare degrees."""
-    of_degree = [r for r in runs if r[0].engine.tensor_parallel_size == degree]
-    of_degree.sort(key=lambda r: (not r[1].passes, r[1].pressure, simplicity(r[0])))
-    if of_degree:
-        return [c for c, _ in of_degree[:PER_DEGREE]]
-    members = [c for c in feasible if c.engine.tensor_parallel_size == degree]
-    return sorted(members, key=lambda c: (-bounds[c], simplicity(c)))[:PER_DEGREE]
+    """The most promising of one kind, whether or not any survived, to compare kinds."""
+    of_kind = [r for r in runs if _kind(r[0]) == kind]
+    of_kind.sort(key=lambda r: (not r[1].passes, r[1].pressure, simplicity(r[0])))
+    if of_kind:
+        return [c for c, _ in of_kind[:PER_KIND]]
+    members = [c for c in feasible if _kind(c) == kind]
+    return sorted(members, key=lambda c: (-bounds[c], simplicity(c)))[:PER_KIND]
 
 
 def simplicity(configuration: Configuration) -> tuple[int, int, int, int, int]:

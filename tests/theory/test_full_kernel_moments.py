@@ -50,7 +50,7 @@ RUNS = {
 
 def free_list(world: FullWorld, rank: int) -> list[int]:
     """Free blocks in the order in which they go; read backwards it is the same list."""
-    end = world.users.shape[1]
+    end = world.pool.users.shape[1]
 
     def walk(links: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[int]:
         blocks = [int(links[rank, end])]
@@ -58,8 +58,8 @@ def free_list(world: FullWorld, rank: int) -> list[int]:
             blocks.append(int(links[rank, blocks[-1]]))
         return blocks[:-1]
 
-    forwards = walk(world.next_free)
-    assert forwards == walk(world.previous_free)[::-1]
+    forwards = walk(world.pool.next_free)
+    assert forwards == walk(world.pool.previous_free)[::-1]
     return forwards
 
 
@@ -67,16 +67,16 @@ def known_blocks(world: FullWorld, rank: int) -> set[int]:
     """Blocks that a search can find: each content stands where a search from its home comes by."""
     found: set[int] = set()
     bits = int(world.settings[HASH_BITS])
-    for slot in np.flatnonzero(world.oldest[rank] >= 0):
-        block = int(world.oldest[rank, slot])
-        key = int(world.keys[rank, block])
+    for slot in np.flatnonzero(world.pool.oldest[rank] >= 0):
+        block = int(world.pool.oldest[rank, slot])
+        key = int(world.pool.keys[rank, block])
         home = (key * int(MULTIPLIER)) % 2**64 >> (64 - bits)
-        assert all(world.oldest[rank, at % 2**bits] >= 0 for at in range(home, home + (int(slot) - home) % 2**bits))
-        youngest = int(world.last_same[rank, block])
+        assert all(world.pool.oldest[rank, at % 2**bits] >= 0 for at in range(home, home + (int(slot) - home) % 2**bits))
+        youngest = int(world.pool.last_same[rank, block])
         while block >= 0:
-            assert world.keys[rank, block] == key
+            assert world.pool.keys[rank, block] == key
             found.add(block)
-            last, block = block, int(world.next_same[rank, block])
+            last, block = block, int(world.pool.next_same[rank, block])
         assert last == youngest
     return found
 
@@ -89,14 +89,14 @@ def check(world: FullWorld) -> None:
         assert world.ints[rank, WAIT_COUNT] == (own & (world.ri[:, STATE] == WAITING)).sum()
         taken = world.held[own] - world.left[own]
         assert taken.min(initial=0) >= 0
-        if not world.users.size:
+        if not world.pool.users.size:
             assert world.ints[rank, FREE] + taken.sum() == num_blocks
             continue
         free = free_list(world, rank)
         assert len(free) == len(set(free)) == world.ints[rank, FREE]
-        np.testing.assert_array_equal(np.sort(free), np.flatnonzero(world.users[rank] == 0))
-        assert world.users[rank].sum() == taken.sum()
-        assert known_blocks(world, rank) == set(np.flatnonzero(world.keys[rank] >= 0).tolist())
+        np.testing.assert_array_equal(np.sort(free), np.flatnonzero(world.pool.users[rank] == 0))
+        assert world.pool.users[rank].sum() == taken.sum()
+        assert known_blocks(world, rank) == set(np.flatnonzero(world.pool.keys[rank] >= 0).tolist())
 
 
 @pytest.mark.parametrize("name", RUNS)

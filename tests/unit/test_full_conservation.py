@@ -88,7 +88,7 @@ def test_the_untouched_run_passes_and_holds_every_kind_of_request(books: Books) 
     assert times_of(books.log).kv_blocks_held.min() > 0
     used = books.world.ints[:, [SCHEDULED_TOKENS, DISCARDED_TOKENS, REFUSED_TOKENS, RUNNING]]
     assert used.sum(axis=0).min() > 0
-    named = books.world.users.size > 0
+    named = books.world.pool.users.size > 0
     assert (books.world.ints[:, HIT_TOKENS].sum() > 0) == named
     assert (books.world.left.sum() > 0) != named
 
@@ -126,9 +126,9 @@ def test_one_kv_block_leaked_or_freed_twice_raises(books: Books, by: int) -> Non
 
 
 def test_a_block_table_that_does_not_know_its_last_block_raises(books: Books) -> None:
-    if books.world.users.size:
-        rank, block = np.argwhere(books.world.users > 0)[0]
-        books.world.users[rank, block] = 0
+    if books.world.pool.users.size:
+        rank, block = np.argwhere(books.world.pool.users > 0)[0]
+        books.world.pool.users[rank, block] = 0
     else:
         request, group = np.argwhere(books.world.held > books.world.left)[0]
         books.world.held[request, group] -= 1
