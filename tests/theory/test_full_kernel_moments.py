@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 import simulator.full_run as run
-from simulator.full_blocks import MULTIPLIER
+from simulator.block_pool import MULTIPLIER
 from simulator.full_kernel import run_full_kernel
 from simulator.full_tables import (
     ACTIVE,
-    FREE,
-    HASH_BITS,
     NUM_BLOCKS,
     RANK,
     RUNNING,
@@ -66,12 +64,14 @@ def free_list(world: FullWorld, rank: int) -> list[int]:
 def known_blocks(world: FullWorld, rank: int) -> set[int]:
     """Blocks that a search can find: each content stands where a search from its home comes by."""
     found: set[int] = set()
-    bits = int(world.settings[HASH_BITS])
+    bits = int(world.pool.bits[0])
     for slot in np.flatnonzero(world.pool.oldest[rank] >= 0):
         block = int(world.pool.oldest[rank, slot])
         key = int(world.pool.keys[rank, block])
         home = (key * int(MULTIPLIER)) % 2**64 >> (64 - bits)
-        assert all(world.pool.oldest[rank, at % 2**bits] >= 0 for at in range(home, home + (int(slot) - home) % 2**bits))
+        assert all(
+            world.pool.oldest[rank, at % 2**bits] >= 0 for at in range(home, home + (int(slot) - home) % 2**bits)
+        )
         youngest = int(world.pool.last_same[rank, block])
         while block >= 0:
             assert world.pool.keys[rank, block] == key
@@ -90,10 +90,10 @@ def check(world: FullWorld) -> None:
         taken = world.held[own] - world.left[own]
         assert taken.min(initial=0) >= 0
         if not world.pool.users.size:
-            assert world.ints[rank, FREE] + taken.sum() == num_blocks
+            assert world.pool.free[rank] + taken.sum() == num_blocks
             continue
         free = free_list(world, rank)
-        assert len(free) == len(set(free)) == world.ints[rank, FREE]
+        assert len(free) == len(set(free)) == world.pool.free[rank]
         np.testing.assert_array_equal(np.sort(free), np.flatnonzero(world.pool.users[rank] == 0))
         assert world.pool.users[rank].sum() == taken.sum()
         assert known_blocks(world, rank) == set(np.flatnonzero(world.pool.keys[rank] >= 0).tolist())

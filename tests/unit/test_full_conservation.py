@@ -17,7 +17,6 @@ from simulator.full_kernel import run_full_kernel
 from simulator.full_tables import (
     COMPUTED,
     DISCARDED_TOKENS,
-    FREE,
     HIT_TOKENS,
     REFUSED_TOKENS,
     RUNNING,
@@ -151,7 +150,7 @@ def test_a_request_that_stays_a_microsecond_longer_than_the_engine_held_it_raise
 
 
 def leak_a_block(world: FullWorld) -> None:
-    world.ints[0, FREE] -= 1
+    world.pool.free[0] -= 1
 
 
 def lose_a_token(world: FullWorld) -> None:
