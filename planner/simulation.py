@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hardware_profiles.errors import InputError
 from planner.feasibility import Configuration, Rejection
 from planner.screen import Screen
 from planner.sizing import FleetEvidence
@@ -61,7 +62,7 @@ class FleetSimulation:
     def utilization(self) -> dict[str, float]:
         prefill = float(np.mean([s.prefill_fraction for s in self.scores]))
         decode = float(np.mean([s.decode_fraction for s in self.scores]))
-        return {"prefill": prefill, "decode": decode, "idle": 1 - prefill - decode}
+        return {"prefill": prefill, "decode": decode, "idle": max(0.0, 1 - prefill - decode)}
 
     def _cached(self, rows: Sequence[WorkloadScore]) -> float | None:
         """Share of the prompt tokens found in the prefix cache; None where it is off."""
@@ -141,8 +142,7 @@ def simulate_fleet(
     card, nodes = load_model_and_nodes(loaded)
     result = baseline_configuration(loaded.scenario, find_platforms(loaded, card, nodes)[0])
     if isinstance(result, Rejection):
-        section = "baseline" if loaded.scenario.baseline is not None else "engine"
-        raise loaded.error(f"{result.detail}; change the flags of {section}", (section,))
+        raise _cannot_run(loaded, result)
     mix = Mix(workloads=loaded.scenario.workloads, traces=loaded.traces, max_model_len=result.engine.max_model_len)
     seeds = np.random.SeedSequence(loaded.scenario.seed).spawn(3)[1].spawn(replications)
     screen = Screen(mix, np.random.SeedSequence(0))
@@ -178,6 +178,18 @@ def simulate_fleet(
         mix=mix,
         runs=tuple(runs),
     )
+
+
+def _cannot_run(loaded: LoadedScenario, found: Rejection) -> InputError:
+    """Where the flag stands that rules the fleet out, else the section that describes the fleet."""
+    scenario = loaded.scenario
+    given = {"baseline": scenario.baseline.given() if scenario.baseline is not None else {}}
+    given["engine"] = scenario.engine.given()
+    for section, flags in given.items():
+        if found.constraint in flags:
+            return loaded.error(f"{found.detail}; change the flag", (section, found.constraint))
+    section = "baseline" if scenario.baseline is not None else "engine"
+    return loaded.error(f"{found.detail}; change the flags of {section}", (section,))
 
 
 def _closed_run(

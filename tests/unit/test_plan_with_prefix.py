@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hardware_profiles.errors import InputError
 from planner.bound import load_bound
 from planner.feasibility import Configuration, check
 from planner.plan_file import Plan
@@ -12,6 +13,7 @@ from planner.prefix_cache import most_cached_fraction
 from planner.question import make_question
 from planner.report.html import render_html
 from planner.search import bisect_load
+from planner.simulation import simulate_fleet
 from planner.write_up import make_plan
 from simulator.engine import EngineConfig
 from simulator.flags import FlagValue
@@ -89,3 +91,24 @@ def test_a_cache_of_every_document_finds_their_whole_blocks(tmp_path: Path) -> N
     on = replace(engine, enable_prefix_caching=True)
     assert most_cached_fraction(question.mix, on, seed=seed) == 0.75  # 192 blocks of 16, not 192.5
     assert most_cached_fraction(question.mix, replace(on, block_size=8), seed=seed) == 3080 / 4096
+
+
+def test_simulate_says_what_was_found_and_who_was_turned_away(tmp_path: Path) -> None:
+    flags = "engine: {enable_prefix_caching: true, max_num_queued_reqs: 1, max_model_len: 8192}"
+    text = RAG_SCENARIO.replace("engine: {max_model_len: 8192}", flags)
+    text = text.replace(", enable_prefix_caching: [true, false]", "")
+    found = simulate_fleet(load_scenario(write(tmp_path, text)), 1, multiplier=2.0, replications=1)
+    told = found.as_dict()
+    row = told["workloads"]["rag"]
+    assert 0.5 < told["cached_fraction"] == row["cached_fraction"] <= 0.75
+    assert 0 < row["rejected"] < row["judged"]
+    assert "enable_prefix_caching" not in told["engine"] and told["engine"]["max_num_queued_reqs"] == 1
+    assert found.caching().startswith("Prefix caching is on: ")
+
+
+def test_a_fleet_that_vllm_would_refuse_is_a_mistake_at_its_flag(tmp_path: Path) -> None:
+    text = RAG_SCENARIO.replace("max_model_len: 8192", "max_model_len: 8192, long_prefill_token_threshold: 9999")
+    with pytest.raises(InputError) as caught:
+        simulate_fleet(load_scenario(write(tmp_path, text)), 1)
+    assert (caught.value.line, caught.value.key) == (11, "engine.long_prefill_token_threshold")
+    assert "9999 is above max_model_len 8192" in caught.value.problem
