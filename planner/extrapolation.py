@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from planner.confirm import Confirmed
+from planner.feasibility import Configuration
 from planner.question import Question
 from simulator.mix import Mix
 from simulator.workload import make_stream
 
-__all__ = ["extrapolations", "long_requests"]
+__all__ = ["extrapolations", "host_time_missing", "long_requests"]
 
 LENGTHS = 10_000
 """Requests of each workload that are looked at: the smallest share that is told, `FEW`, is a hundred of them."""
@@ -34,6 +35,8 @@ def extrapolations(question: Question, best: Confirmed) -> list[str]:
             f"Extrapolated: kv_cache_dtype {kv_type}; the profile was measured with {kv_measured}, so its speed is "
             "taken from its bytes."
         )
+    if without_asynchronous := host_time_missing(best.option.configuration):
+        notes.append(without_asynchronous)
     long = long_requests(question.mix, measured.context[1], load=question.load, seed=question.replications[0])
     if long is not None:
         notes.append(long)
@@ -51,6 +54,17 @@ def extrapolations(question: Question, best: Confirmed) -> list[str]:
             f"{chunk * question.card.hidden * 2 / 1e6:,.0f} MB, measured up to {curve.to_bytes / 1e6:,.0f} MB."
         )
     return notes
+
+
+def host_time_missing(configuration: Configuration) -> str | None:
+    """A profile measured with asynchronous scheduling cannot tell what the host's work costs where nothing hides it."""
+    shared = configuration.platform.profile.shared
+    if configuration.engine.async_scheduling or shared.host_s > 0:
+        return None
+    return (
+        "Extrapolated: async_scheduling false; the profile was measured with it on and knows no host time, which would "
+        "come on top of every step. Only the order of steps is simulated, so this configuration looks too good."
+    )
 
 
 def long_requests(mix: Mix, measured_tokens: int, *, load: float, seed: np.random.SeedSequence) -> str | None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hardware_profiles.errors import InputError
+from planner.extrapolation import host_time_missing
 from planner.feasibility import Configuration, Rejection
 from planner.screen import Screen
 from planner.sizing import FleetEvidence
@@ -298,6 +299,8 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
             _ms([r.percentiles_s["e2e"][3] for r in rows]),
             f"{np.mean([r.goodput_tokens_per_s for r in rows]):,.0f}",
         )
+    if told := host_time_missing(found.configuration):
+        console.print(told)
     console.print(table)
     console.print(_between_tokens(found, evidence.names))
     share = found.utilization()

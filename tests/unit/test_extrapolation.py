@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from planner.extrapolation import LENGTHS, long_requests
+from planner.extrapolation import LENGTHS, host_time_missing, long_requests
+from planner.feasibility import Configuration, check
 from planner.plan_file import Plan
+from planner.question import make_question
 from planner.write_up import make_plan
 from simulator.lengths import Lengths, LognormalLengths
 from simulator.mix import Mix
@@ -110,3 +112,14 @@ def test_a_plan_carries_the_sentence_where_there_is_a_tail_and_only_there(small_
     assert plan.best is not None
     assert [note for note in plan.notes if "of the requests (" in note and "% of chat)" in note]
     assert not [note for note in small_plan.notes if "of the requests" in note]
+
+
+def test_a_profile_without_host_time_says_what_it_cannot_tell_of_synchronous_steps(small_scenario: Path) -> None:
+    question = make_question(load_scenario(small_scenario))
+    on, off = (
+        check(question.platforms[0], {"tensor_parallel_size": 1, "async_scheduling": value}) for value in (True, False)
+    )
+    assert isinstance(on, Configuration) and isinstance(off, Configuration)
+    assert host_time_missing(on) is None
+    told = host_time_missing(off)
+    assert told is not None and "knows no host time" in told
