@@ -186,7 +186,8 @@ class Best(_Part):
     """The KV ledger: name, bytes, how_known, note."""
     kv_tokens: int
     cached_fraction: float | None = None
-    """Share of all prompt tokens found in the prefix cache by replicas that started empty; null when that was off."""
+    """Share of all prompt tokens found in the prefix cache, by replicas that had served the documents before; null when
+    that was off."""
     most_cached_fraction: float | None = None
     """The same of a cache that holds every document: what a replica comes near to after a while."""
     batched_tokens_sweep: tuple[SweepPoint, ...] = ()

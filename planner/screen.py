@@ -126,6 +126,7 @@ class Screen:
                 replicas=replicas,
                 window=Window(start_s=start_s, end_s=end_s),
                 routing=routing,
+                warm_prefix_cache=True,
             )
             assert log.replica_times is not None  # every simulated log has them
             self._account(configuration, requests=len(log), steps=int(log.replica_times.steps.sum()))

@@ -74,7 +74,7 @@ class FleetSimulation:
         share = self._cached([row for s in self.scores for row in s.workloads])
         if share is None:
             return "Prefix caching is off."
-        return f"Prefix caching is on: {share:.1%} of the prompt tokens were found, by replicas that started empty."
+        return f"Prefix caching is on: {share:.1%} of the prompt tokens were found."
 
     def evidence(self) -> FleetEvidence:
         return FleetEvidence(
@@ -219,6 +219,7 @@ def _closed_run(
         num_blocks=configuration.num_blocks,
         replicas=servers * configuration.replicas_per_server,
         routing=routing,
+        warm_prefix_cache=True,
     )
     assert log.replica_times is not None
     return SteadyRun(
@@ -253,6 +254,7 @@ def write_first_timeline(found: FleetSimulation, path: Path, *, max_events: int)
         replicas=replicas,
         window=run.window,
         routing=found.routing,
+        warm_prefix_cache=True,
         backend="reference",
         observer=timeline,
     )

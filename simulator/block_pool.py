@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.compiled import inlined
+from simulator.compiled import cached_kernel, inlined
+from simulator.rows import Rows
 
 Ints = NDArray[np.int64]
 SmallInts = NDArray[np.int32]
@@ -183,3 +184,22 @@ def use_again(pool, r, block):
     if pool.users[r, block] == 0:
         unlink_free(pool, r, block)
     pool.users[r, block] += 1
+
+
+@cached_kernel
+def _load(pool, values, start, count, row):
+    blocks = pool.users.shape[1]
+    for r in range(len(pool.free)):
+        for d in range(len(start)):
+            length = min(count[d], blocks)
+            for i in range(length):
+                row[i] = take_block(pool, r)
+                know_block(pool, r, np.int64(row[i]), values[start[d] + i])
+            give_back_blocks(pool, r, row, 0, length)
+
+
+def load_documents(pool: BlockPool, documents: Rows) -> None:
+    """Start all replicas with these contents in their caches (`KVBlocks.load`)."""
+    if len(documents) and pool.users.size:
+        row = np.zeros(pool.users.shape[1], dtype=np.int32)
+        _load(pool, documents.values, documents.start, documents.count, row)

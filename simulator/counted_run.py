@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.block_pool import load_documents
 from simulator.conservation import check_conservation
 from simulator.kernel import run_kernel
 from simulator.log import ReplicaTimes, RequestLog
@@ -84,6 +85,8 @@ def play_counted(inputs: RunInputs) -> RequestLog | None:
         released=inputs.released,
         contents=inputs.contents(),
     )
+    if (documents := inputs.warm_contents()) is not None:
+        load_documents(world.pool, documents)
     run_kernel(world, np.inf if inputs.drain or inputs.closed else float(arrival_s[-1]))
     if world.totals[ERROR] == NEEDS_FULL_KERNEL:
         return None

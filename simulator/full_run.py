@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from simulator.block_pool import load_documents
 from simulator.conservation import check_full_conservation
 from simulator.full_kernel import run_full_kernel
 from simulator.full_tables import (
@@ -76,6 +77,8 @@ def play_full(inputs: RunInputs) -> RequestLog:
         max_num_queued_reqs=engine.max_num_queued_reqs,
         max_num_queued_tokens=engine.max_num_queued_tokens,
     )
+    if (documents := inputs.warm_contents()) is not None:
+        load_documents(world.pool, documents)
     run_full_kernel(world, np.inf if inputs.drain or inputs.closed else float(arrival_s[-1]))
     if world.totals[ERROR]:
         raise SimulationError(f"the full kernel stopped with error {int(world.totals[ERROR])} (see full_tables.ERROR)")

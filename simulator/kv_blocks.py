@@ -193,6 +193,17 @@ class KVBlocks:
 
     # ---- Finding again ----
 
+    def load(self, documents: Iterable[Listing[int]]) -> None:
+        """Start with these contents in the cache, as if each had been asked for once, in this order; for a single
+        group of full attention. What does not fit is forgotten again, the first ones first."""
+        for contents in documents:
+            row = contents[: self.settings.num_blocks]
+            blocks = [self.take() for _ in row]
+            for block, content in zip(blocks, row, strict=True):
+                self.content[block] = (0, content)
+                self.cached.setdefault((0, content), {})[block] = None
+            self.give_back(reversed(blocks))
+
     def register(self, sequence: Sequence, tokens: int) -> None:
         """Full blocks can be found from now on, even before the step that computes them has ended."""
         full = tokens // self.settings.block_size

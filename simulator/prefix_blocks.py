@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simulator.rows import Rows
 
-__all__ = ["block_contents", "document_contents", "private_contents"]
+__all__ = ["block_contents", "document_contents", "private_contents", "warm_contents"]
 
 Ints = NDArray[np.int64]
 
@@ -33,6 +33,19 @@ def document_contents(*, total_tokens: Ints, document: Ints, document_tokens: In
     position = np.arange(int(shared.sum())) - np.repeat(np.cumsum(shared) - shared, shared)
     first = np.concatenate([[len(rows.values)], begins])[np.repeat(document, shared)]
     rows.values[np.repeat(rows.start, shared) + position] = first + position
+    return rows
+
+
+def warm_contents(*, total_tokens: Ints, document: Ints, document_tokens: Ints, block_size: int) -> Rows:
+    """The documents of `document_contents` themselves, a row each: those asked for least often first."""
+    private = int((total_tokens // block_size).sum())
+    shared = np.where(document >= 0, np.minimum(document_tokens // block_size, total_tokens // block_size), 0)
+    longest = _longest_by_document(document, shared)
+    asked = np.bincount(document[document >= 0], minlength=len(longest))
+    order = np.lexsort((-np.arange(len(longest)), asked))
+    begins = private + np.cumsum(longest) - longest
+    rows = Rows(values=np.zeros(int(longest.sum()), dtype=np.int64), count=longest[order])
+    rows.values[:] = np.repeat(begins[order] - rows.start, rows.count) + np.arange(len(rows.values))
     return rows
 
 

@@ -35,6 +35,9 @@ def play_reference(inputs: RunInputs, observer: StepObserver | None = None) -> R
         drain=inputs.drain,
         observer=observer,
     )
+    if (documents := inputs.warm_contents()) is not None:
+        for rank in (rank for replica in fleet.replicas for rank in replica):
+            rank.scheduler.blocks.load(documents.lists())
     fleet.run()
     arrived = sequences[: fleet.arrived]
     finish_s = np.array([s.finish_s for s in arrived])

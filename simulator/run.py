@@ -42,15 +42,16 @@ def simulate(
     backend: Backend = "kernel",
     sliding_windows: tuple[int, ...] = (0,),
     in_lockstep: bool = False,
+    warm_prefix_cache: bool = False,
     observer: StepObserver | None = None,
 ) -> RequestLog:
     """Run the stream on `replicas` engines of `num_blocks` KV blocks each.
 
     An open loop ends before the first arrival after the window's last finish; when the stream ends earlier, the
     replicas work off what is left if `drain`, else the run ends with the last arrival. Without a window every request
-    is judged. `sliding_windows` are vLLM's KV cache groups, which share the blocks.
-    `in_lockstep`: data-parallel ranks wait for each other at every step, as those of mixture-of-experts models do. Only
-    the reference can be observed.
+    is judged. `sliding_windows` are vLLM's KV cache groups, which share the blocks. `in_lockstep`: data-parallel ranks
+    wait for each other at every step, as those of mixture-of-experts models do. `warm_prefix_cache`: replicas have
+    served the stream's documents before, so they start with them in their caches. Only the reference can be observed.
     """
     if observer is not None and backend != "reference":
         raise ValueError("only the reference shows its steps to an observer")
@@ -67,6 +68,7 @@ def simulate(
         least_outstanding=routing == "least_outstanding",
         drain=drain,
         in_lockstep=in_lockstep,
+        warm_prefix_cache=warm_prefix_cache,
     )
     if backend == "reference":
         return play_reference(inputs, observer)

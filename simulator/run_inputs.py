@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.engine import EngineConfig
-from simulator.prefix_blocks import document_contents
+from simulator.prefix_blocks import document_contents, warm_contents
 from simulator.rows import Rows
 from simulator.scheduler_settings import SchedulerSettings
 from simulator.steptime import StepTimeModel
@@ -47,6 +47,8 @@ class RunInputs:
     least_outstanding: bool
     drain: bool
     in_lockstep: bool
+    warm_prefix_cache: bool = False
+    """Replicas start with the documents of the stream in their caches, those asked for most often last."""
 
     @property
     def closed(self) -> bool:
@@ -81,6 +83,20 @@ class RunInputs:
         if not self.settings.enable_prefix_caching or stream.document is None or stream.document_tokens is None:
             return None
         return document_contents(
+            total_tokens=stream.prompt_tokens + stream.output_tokens,
+            document=stream.document,
+            document_tokens=np.minimum(stream.document_tokens, stream.prompt_tokens),
+            block_size=self.settings.block_size,
+        )
+
+    def warm_contents(self) -> Rows | None:
+        """What the caches hold at the start; None = nothing. Left out with sliding windows."""
+        stream = self.stream
+        if not self.warm_prefix_cache or not self.settings.enable_prefix_caching:
+            return None
+        if stream.document is None or stream.document_tokens is None or self.settings.sliding_windows != (0,):
+            return None
+        return warm_contents(
             total_tokens=stream.prompt_tokens + stream.output_tokens,
             document=stream.document,
             document_tokens=np.minimum(stream.document_tokens, stream.prompt_tokens),

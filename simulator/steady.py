@@ -118,6 +118,7 @@ def steady_run(
             window=window,
             routing=routing,
             drain=not certify,
+            warm_prefix_cache=True,
         )
         result = score(log, mix.targets)
         requests += len(log)

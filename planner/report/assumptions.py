@@ -64,7 +64,7 @@ def _prefix_cache(plan: Plan) -> tuple[str, ...]:
     if best is None or best.cached_fraction is None:
         return known("assumed"), "Prefix caching is on.", prose(source)
     found = join(
-        "Prefix caching is on: replicas that started empty found ",
+        "Prefix caching is on: replicas that had served these documents before found ",
         figure("error", best.cached_fraction),
         " of the prompt tokens in the cache; one that holds every document would find ",
         figure("error", best.most_cached_fraction),

@@ -92,6 +92,8 @@ class RandomRun:
     enable_prefix_caching: bool = False
     documents: bool = False
     """Most prompts begin with one of three documents."""
+    warm: bool = False
+    """Caches hold them at the start."""
     chunked_prefill: bool = True
     threshold: int = 0
     adaptive: bool = False
@@ -171,6 +173,7 @@ class RandomRun:
             drain=self.drain,
             sliding_windows=self.groups,
             in_lockstep=self.in_lockstep,
+            warm_prefix_cache=self.warm,
             backend=backend,
             observer=observer,
         )

@@ -39,6 +39,7 @@ ALL_FEATURES = st.builds(
     async_scheduling=st.booleans(),
     enable_prefix_caching=st.booleans(),
     documents=st.booleans(),
+    warm=st.booleans(),
     chunked_prefill=seldom(st.just(False), True),
     threshold=seldom(st.integers(6, 30), 0),
     adaptive=st.booleans(),

@@ -42,6 +42,7 @@ COUNTABLE = st.builds(
     async_scheduling=st.booleans(),
     enable_prefix_caching=st.booleans(),
     documents=st.booleans(),
+    warm=st.booleans(),
 )
 """Runs that counts can describe; with two steps in flight, at least until somebody is preempted."""
 

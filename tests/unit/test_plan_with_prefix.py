@@ -57,11 +57,11 @@ def test_shared_prefixes_make_prefix_caching_worth_more_than_nothing(rag_plan: P
     assert "enable_prefix_caching" not in on.engine
     assert on.load_per_server > 1.5 * off.load_per_server
     assert best.cached_fraction is not None and best.most_cached_fraction == 0.75
-    assert 0.6 < best.cached_fraction < 0.75
+    assert 0.7 < best.cached_fraction <= 0.75  # replicas start with the documents in their caches
     assert best.workloads["rag"].cached_fraction == best.cached_fraction
     assert any("The plan counts on prefix caching, the baseline runs without it" in note for note in rag_plan.notes)
     page = render_html(rag_plan)
-    assert "Prefix caching is on: replicas that started empty found " in page
+    assert "Prefix caching is on: replicas that had served these documents before found " in page
     assert "rag: 20 documents of 3072 tokens, zipf" in page
 
 

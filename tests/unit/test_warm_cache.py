@@ -1,0 +1,36 @@
+"""Caches that have served the documents before."""
+
+from typing import Any
+
+import numpy as np
+
+from simulator.kv_blocks import KVBlocks
+from simulator.prefix_blocks import document_contents, warm_contents
+from simulator.scheduler_settings import SchedulerSettings
+from simulator.sequence import Sequence
+
+
+def test_a_warm_cache_holds_the_documents_that_fit_the_most_popular_ones_longest() -> None:
+    """Three documents of four blocks, nine blocks: the one asked for least often loses its own, the last ones first."""
+    settings = SchedulerSettings(
+        max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_blocks=9, enable_prefix_caching=True
+    )
+    blocks = KVBlocks(settings)
+    document = np.array([0, 1, 1, 2, 2, 2])
+    rows: dict[str, Any] = {
+        "total_tokens": np.full(6, 20),
+        "document": document,
+        "document_tokens": np.full(6, 16),
+        "block_size": 4,
+    }
+    contents = document_contents(**rows)
+    blocks.load(warm_contents(**rows).lists())
+    assert len(blocks.free) == 9
+    found = {}
+    for q in (0, 1, 3):
+        asks = Sequence(
+            index=q, arrival_s=0.0, prompt_tokens=18, output_tokens=2, workload=0, phase=1, contents=contents[q]
+        )
+        hit = blocks.find(asks)
+        found[int(document[q])] = hit.tokens if hit else 0
+    assert found == {0: 4, 1: 16, 2: 16}
