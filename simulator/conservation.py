@@ -8,7 +8,10 @@ steady or not. A difference means a lost or doubled event, and raises: a number 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator import full_tables
 from simulator.full_tables import FullWorld
@@ -18,17 +21,24 @@ from simulator.tables import (
     DECODE,
     HIT_TOKENS,
     IN_WINDOW,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
     NEXT_REQUEST,
+    OUTPUT,
     OUTSTANDING,
     PENDING_TOKENS,
     PREFILL,
     REPLICA,
     STATE,
     STEP_COUNT,
+    STEP_END,
     World,
 )
 
 __all__ = ["ConservationError", "check_conservation", "check_full_conservation"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 TOLERANCE = 1e-9
 FINISHED_STATUS = STATUSES.index("finished")
@@ -57,9 +67,19 @@ def check_conservation(log: RequestLog, *, num_blocks: int, request_overhead_s: 
 
     block_size = world.due.shape[1]
     held = int((-(-cached[~finished] // block_size)).sum())
-    if world.pool.users.size:  # blocks are shared
+    if world.pool.users.size:  # blocks are shared: each user counts
+        _check_users(users=int(world.pool.users.sum()), tables=held)
         held = int((world.pool.users > 0).sum())
     _check_blocks(times, held=held, num_blocks=num_blocks)
+    _check_ends(log, asked_tokens=ri[:, OUTPUT], request_overhead_s=request_overhead_s)
+    last_s = np.where(np.isfinite(world.floats[:, STEP_END]), world.floats[:, STEP_END], 0.0)
+    _check_limits(
+        times,
+        busy_until_s=np.maximum(last_s, log.end_s),
+        planned_steps=world.ints[:, STEP_COUNT] + 1,
+        budget=int(world.engine[MAX_NUM_BATCHED_TOKENS]),
+        seats=int(world.engine[MAX_NUM_SEQS]),
+    )
     _check_gaps(log)
     _check_little(log, request_overhead_s=request_overhead_s)
 
@@ -78,9 +98,22 @@ def check_full_conservation(log: RequestLog, *, world: FullWorld, request_overhe
     gained = world.ints[:, [full_tables.SCHEDULED_TOKENS, full_tables.HIT_TOKENS]].sum()
     lost = world.ints[:, [full_tables.DISCARDED_TOKENS, full_tables.REFUSED_TOKENS]].sum()
     _check_tokens(computed=int(gained - lost), useful=int(world.ri[:, full_tables.COMPUTED].sum()))
-    named = world.pool.users.size > 0
-    held_blocks = int((world.pool.users > 0).sum()) if named else int((world.held - world.left).sum())
+    running = world.ri[:, full_tables.STATE] == full_tables.ACTIVE
+    held_blocks = int((world.held - world.left)[running].sum())
+    if world.pool.users.size:  # blocks are shared: each user counts
+        _check_users(users=int(world.pool.users.sum()), tables=held_blocks)
+        held_blocks = int((world.pool.users > 0).sum())
     _check_blocks(times, held=held_blocks, num_blocks=int(world.settings[full_tables.NUM_BLOCKS]))
+    asked_tokens = world.ri[:arrived, full_tables.OUTPUT]
+    _check_ends(log, asked_tokens=asked_tokens, request_overhead_s=request_overhead_s)
+    together = len(world.ints) // len(world.engine_ints)
+    _check_limits(
+        times,
+        busy_until_s=np.repeat(np.maximum(world.engine_floats[:, full_tables.GPU_FREE], log.end_s), together),
+        planned_steps=np.repeat(world.engine_ints[:, full_tables.STEPS], together),
+        budget=int(world.settings[full_tables.BUDGET]),
+        seats=int(world.settings[full_tables.SEATS]),
+    )
     _check_gaps(log)
     _check_little(log, request_overhead_s=request_overhead_s)
 
@@ -92,12 +125,42 @@ def _check_requests(log: RequestLog, *, arrived: int, held: int) -> None:
     if sum(ends) != arrived:
         raise ConservationError(f"{arrived} requests arrived, {sum(ends)} have a known status")
     if held != ends[STATUSES.index("unfinished")]:
-        raise ConservationError(f"the replicas hold {held} requests, the log has {ends[3]} unfinished ones")
+        unfinished = ends[STATUSES.index("unfinished")]
+        raise ConservationError(f"the replicas hold {held} requests, the log has {unfinished} unfinished ones")
 
 
 def _check_tokens(*, computed: int, useful: int) -> None:
     if computed != useful:
         raise ConservationError(f"{computed} tokens were computed and kept, the requests account for {useful}")
+
+
+def _check_users(*, users: int, tables: int) -> None:
+    if users != tables:
+        raise ConservationError(f"KV blocks have {users} users, the running requests' tables have {tables} entries")
+
+
+def _check_ends(log: RequestLog, *, asked_tokens: Ints, request_overhead_s: float) -> None:
+    """Whoever finished has the whole answer, and nobody's times run backwards."""
+    finished = log.status == FINISHED_STATUS
+    if bool((log.output_tokens != asked_tokens)[finished].any()):
+        raise ConservationError("a finished request has not the tokens that it was to have")
+    stages = [log.arrival_s + request_overhead_s - TOLERANCE, log.scheduled_s, log.first_token_s, log.finish_s]
+    for earlier, later in pairwise(stages):
+        if bool((later < earlier).any()):  # NaN, not yet, is neither
+            raise ConservationError("a request was scheduled, answered or finished before the step before that")
+    one_token = finished & (asked_tokens == 1)
+    if bool((log.first_token_s != log.finish_s)[one_token].any()):
+        raise ConservationError("a request with one token got it twice")
+
+
+def _check_limits(times: ReplicaTimes, *, busy_until_s: Floats, planned_steps: Ints, budget: int, seats: int) -> None:
+    """No replica works two steps at a time, or more in a step than its flags allow."""
+    if bool((times.prefill_s + times.decode_s > busy_until_s * (1.0 + TOLERANCE) + TOLERANCE).any()):
+        raise ConservationError("a replica was busy for longer than the run lasted")
+    if bool((times.scheduled_tokens > planned_steps * budget).any()):
+        raise ConservationError(f"a replica computed more than {budget} tokens a step")
+    if bool((times.batch_peak > seats).any()):
+        raise ConservationError(f"more than {seats} requests ran at once")
 
 
 def _check_blocks(times: ReplicaTimes, *, held: int, num_blocks: int) -> None:

@@ -29,7 +29,6 @@ from simulator.tables import (
     ITL_MAX,
     JOINED_STEP,
     KV_PEAK,
-    LATE_BLOCKS,
     NEEDS_FULL_KERNEL,
     NEXT_REQUEST,
     NUM_BLOCKS,
@@ -44,6 +43,7 @@ from simulator.tables import (
     SCHEDULED,
     SCHEDULED_TOKENS,
     STACK_COUNT,
+    STALL_STACK_FULL,
     STATE,
     STEP_COUNT,
     STOPPED,
@@ -88,7 +88,7 @@ def play_counted(inputs: RunInputs) -> RequestLog | None:
     if (documents := inputs.warm_contents()) is not None:
         load_documents(world.pool, documents)
     run_kernel(world, np.inf if inputs.drain or inputs.closed else float(arrival_s[-1]))
-    if world.totals[ERROR] == NEEDS_FULL_KERNEL:
+    if world.totals[ERROR] in (NEEDS_FULL_KERNEL, STALL_STACK_FULL):
         return None
     if world.totals[ERROR]:
         raise SimulationError(f"the kernel stopped with error {int(world.totals[ERROR])} (see tables.ERROR)")
@@ -110,7 +110,6 @@ def _read(world: World, inputs: RunInputs) -> RequestLog:
         end_s = float(rf[-1, ARRIVAL])
     emitted = ri[:, EMITTED] + np.where(state == DECODE, ints[ri[:, REPLICA], STEP_COUNT] - ri[:, JOINED_STEP], 0)
     sent_s = rf[:, ARRIVAL] - inputs.model.request_overhead_s if inputs.closed else stream.arrival_s[:arrived]
-    free_blocks = ints[:, FREE_BLOCKS] + ints[:, LATE_BLOCKS]
     return RequestLog(
         workload_names=stream.workload_names,
         workload=stream.workload[:arrived].astype(np.int64),
@@ -142,7 +141,7 @@ def _read(world: World, inputs: RunInputs) -> RequestLog:
             preemptions=ints[:, PREEMPTED].copy(),
             batch_peak=ints[:, BATCH_PEAK].copy(),
             kv_peak_fraction=ints[:, KV_PEAK] / world.engine[NUM_BLOCKS],
-            kv_blocks_held=world.engine[NUM_BLOCKS] - free_blocks,
+            kv_blocks_held=world.engine[NUM_BLOCKS] - ints[:, FREE_BLOCKS],
         ),
     )
 

@@ -163,13 +163,18 @@ def batch_s(w, r, slot):
 
 
 @inlined
+def ranks_of(w, e):
+    """The first rank of engine e, and how many step together."""
+    if w.settings[LOCKSTEP] == 0:
+        return e, np.int64(1)
+    members = w.settings[DATA_PARALLEL]
+    return e * members, members
+
+
+@inlined
 def plan(w, e, t):
     """Schedule a step on every rank of engine e; it starts when the one before it has ended. True if it holds work."""
-    first = e
-    members = np.int64(1)
-    if w.settings[LOCKSTEP] == 1:
-        members = w.settings[DATA_PARALLEL]
-        first = e * members
+    first, members = ranks_of(w, e)
     slot = (w.engine_ints[e, OLDER] + w.engine_ints[e, ROUNDS]) & 1
     step_s = 0.0
     busy = False
@@ -193,8 +198,13 @@ def plan(w, e, t):
         end_s = start_s + step_s
         w.engine_floats[e, GPU_FREE] = end_s
         w.engine_ints[e, STEPS] += 1
-    elif preempted == 0 and w.engine_ints[e, ROUNDS] == 0:  # nothing in flight, and nothing can ever start
-        w.totals[ERROR] = STUCK
+    elif preempted == 0:  # with nothing in flight either, nothing can ever start
+        in_flight = 0
+        if w.engine_ints[e, ROUNDS] > 0:
+            for r in range(first, first + members):
+                in_flight += w.batch_count[r, w.engine_ints[e, OLDER]]
+        if in_flight == 0:
+            w.totals[ERROR] = STUCK
     w.round_s[e, slot, 0] = step_s
     w.round_s[e, slot, 1] = end_s
     w.round_number[e, slot] = w.engine_ints[e, STEPS]
@@ -205,11 +215,7 @@ def plan(w, e, t):
 @inlined
 def take(w, e, t):
     """The older round of engine e has ended: tokens, finished requests. In a closed loop True if one was released."""
-    first = e
-    members = np.int64(1)
-    if w.settings[LOCKSTEP] == 1:
-        members = w.settings[DATA_PARALLEL]
-        first = e * members
+    first, members = ranks_of(w, e)
     slot = w.engine_ints[e, OLDER]
     step_s = w.round_s[e, slot, 0]
     number = w.round_number[e, slot]
@@ -261,11 +267,7 @@ def release_next(w, t):
 
 @inlined
 def outstanding(w, e):
-    first = e
-    members = np.int64(1)
-    if w.settings[LOCKSTEP] == 1:
-        members = w.settings[DATA_PARALLEL]
-        first = e * members
+    first, members = ranks_of(w, e)
     total = np.int64(0)
     for r in range(first, first + members):
         total += w.ints[r, RUNNING] + w.ints[r, WAIT_COUNT]

@@ -36,13 +36,14 @@ from simulator.full_tables import (
     SCHEDULED_TOKENS,
     STATE,
     STOPPED,
+    STUCK,
     WAIT_COUNT,
     WINDOW_LEFT,
     FullWorld,
     make_full_world,
 )
 from simulator.log import ReplicaTimes, RequestLog
-from simulator.run_inputs import RunInputs, SimulationError
+from simulator.run_inputs import NOTHING_CAN_START, RunInputs, SimulationError
 from simulator.tables import ITL_EDGES_S
 
 __all__ = ["play_full"]
@@ -80,6 +81,8 @@ def play_full(inputs: RunInputs) -> RequestLog:
     if (documents := inputs.warm_contents()) is not None:
         load_documents(world.pool, documents)
     run_full_kernel(world, np.inf if inputs.drain or inputs.closed else float(arrival_s[-1]))
+    if world.totals[ERROR] == STUCK:
+        raise SimulationError(NOTHING_CAN_START)
     if world.totals[ERROR]:
         raise SimulationError(f"the full kernel stopped with error {int(world.totals[ERROR])} (see full_tables.ERROR)")
     log = _read(world, inputs)
@@ -100,6 +103,7 @@ def _read(world: FullWorld, inputs: RunInputs) -> RequestLog:
         end_s = float(rf[-1, ARRIVAL])
     sent_s = rf[:, ARRIVAL] - inputs.model.request_overhead_s if inputs.closed else stream.arrival_s[:arrived]
     num_blocks = inputs.settings.num_blocks
+    begun = rf[:, SCHEDULED] < end_s  # what is planned ahead has not
     steps = world.engine_ints[:, ENDED]
     return RequestLog(
         workload_names=stream.workload_names,
@@ -107,11 +111,11 @@ def _read(world: FullWorld, inputs: RunInputs) -> RequestLog:
         phase=ri[:, PHASE].copy(),
         arrival_s=sent_s,
         sent_s=sent_s,
-        scheduled_s=np.where(rf[:, SCHEDULED] < end_s, rf[:, SCHEDULED], np.nan),  # planned ahead is not begun
+        scheduled_s=np.where(begun, rf[:, SCHEDULED], np.nan),
         first_token_s=rf[:, FIRST_TOKEN].copy(),
         finish_s=rf[:, FINISH].copy(),
         prompt_tokens=ri[:, PROMPT].copy(),
-        cached_tokens=ri[:, CACHED].copy(),
+        cached_tokens=np.where(begun, ri[:, CACHED], 0),
         output_tokens=ri[:, EMITTED].copy(),
         status=np.where(state == FINISHED, 0, np.where(state == REJECTED, 2, 3)),
         replica=ri[:, RANK].copy(),

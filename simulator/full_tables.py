@@ -91,8 +91,8 @@ ENTRY_INTS = 7
 # The run as a whole.
 NEXT_REQUEST, RELEASED, WINDOW_REQUESTS, WINDOW_LEFT, ROUTE_POINTER, ERROR, STOPPED = range(7)
 TOTALS = 7
-STUCK = 3
-"""Value of ERROR: steps that schedule nothing follow each other without end."""
+STUCK = 4
+"""Value of ERROR: a step schedules nothing, and nothing is in flight that could change that."""
 
 # Settings.
 (

@@ -14,7 +14,6 @@ from simulator.tables import (
     NEXT,
     RUN_HEAD,
     STACK_COUNT,
-    STALL_STACK,
     STALL_STACK_FULL,
     STATE,
 )
@@ -26,7 +25,7 @@ def note_stall(w, r, step, gap_s):
     top = w.ints[r, STACK_COUNT]
     while top > 0 and w.stall_s[r, top - 1] <= gap_s:
         top -= 1
-    if top == STALL_STACK:  # forget what ended before the oldest running decode began
+    if top == w.stall_steps.shape[1]:  # forget what ended before the oldest running decode began
         oldest = step
         q = w.ints[r, RUN_HEAD]
         while q >= 0:
@@ -40,7 +39,7 @@ def note_stall(w, r, step, gap_s):
             w.stall_steps[r, i - drop] = w.stall_steps[r, i]
             w.stall_s[r, i - drop] = w.stall_s[r, i]
         top -= drop
-        if top == STALL_STACK:
+        if top == w.stall_steps.shape[1]:
             w.totals[ERROR] = STALL_STACK_FULL
             return
     w.stall_steps[r, top] = step

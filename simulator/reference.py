@@ -9,6 +9,8 @@ With asynchronous scheduling two steps are in flight (vLLM 0.32 `v1/engine/core.
 while a step runs, the next one has been scheduled already, so a new request waits a step longer. Data-parallel ranks
 are engines behind one front end; where their layers wait for each other (mixture-of-experts models) they step together,
 and a rank without work steps along (`DPEngineCoreProc.run_busy_loop`).
+
+Left out: the millisecond that vLLM sleeps after a step that held nothing while requests wait (`run_busy_loop`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from simulator.step_observer import StepObserver
 from simulator.steptime import StepTimeModel
 from simulator.tables import IN_WINDOW, ITL_EDGES_S
 
-__all__ = ["Rank", "ReferenceFleet", "Sequence"]
+__all__ = ["Rank", "ReferenceFleet"]
 
 
 def wait_until(env: simpy.Environment, time_s: float) -> Generator[simpy.Event, None, None]:
@@ -87,6 +89,11 @@ class Round:
     held: list[tuple[int, int, int]]
     """Waiting and running requests and free blocks of each rank, once it was scheduled."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is computed, and nobody lost his blocks, which might help the next one."""
+        return not any(batch.scheduled or batch.preempted for batch in self.batches)
+
 
 @dataclass(slots=True, eq=False)
 class Engine:
@@ -119,7 +126,10 @@ class Engine:
             yield Turn(env, self.number)
             # Filling the line of steps comes before waiting for an output.
             while self.outstanding and len(self.rounds) < depth:
-                self.rounds.append(self.plan())
+                planned = self.plan()
+                if planned.is_empty and all(other.is_empty for other in self.rounds):
+                    raise RuntimeError("nothing is in flight and nothing can be scheduled: vLLM would wait for ever")
+                self.rounds.append(planned)
             ended = self.rounds.popleft()
             if ended.end_s > env.now:
                 yield from wait_until(env, ended.end_s)

@@ -55,6 +55,9 @@ def simulate(
     """
     if observer is not None and backend != "reference":
         raise ValueError("only the reference shows its steps to an observer")
+    longest_tokens = int((stream.prompt_tokens + stream.output_tokens).max())
+    if longest_tokens > engine.max_model_len:  # streams are cut to it when they are drawn
+        raise ValueError(f"a request of {longest_tokens} tokens is longer than max_model_len {engine.max_model_len}")
     if stream.concurrency is not None or window is None:
         window = Window(start_s=-np.inf, end_s=np.inf)
     inputs = RunInputs(

@@ -15,13 +15,20 @@ from simulator.scheduler_settings import SchedulerSettings
 from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
 
-__all__ = ["Routing", "RunInputs", "SimulationError", "Window"]
+__all__ = ["NOTHING_CAN_START", "Routing", "RunInputs", "SimulationError", "Window"]
 
 Routing = Literal["round_robin", "least_outstanding"]
 
 
 class SimulationError(RuntimeError):
     """The simulator broke one of its own rules: a defect, never a result."""
+
+
+NOTHING_CAN_START = (
+    "requests wait, nothing is in flight and nothing can start: vLLM would wait for ever. A step must hold a token and "
+    "its drafts (max_num_batched_tokens), the cache a whole request"
+)
+"""What is said of an engine that is stuck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

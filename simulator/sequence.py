@@ -57,8 +57,6 @@ class Sequence:
 
     replica: int = -1
     rejected: bool = False
-    refused: bool = False
-    """Turned away by a queue limit (HTTP 503)."""
     scheduled_s: float = nan
     first_token_s: float = nan
     last_token_s: float = nan

@@ -127,7 +127,8 @@ ROUND_ROBIN, LEAST_OUTSTANDING = 0, 1
 COEFFICIENTS = 10
 
 STALL_STACK = 4096
-"""Entries of a replica's stall stack: falling step times since the oldest running decode began."""
+"""Entries of a replica's stall stack, at least: falling step times since the oldest running decode began. A batch that
+empties one by one needs as many as it has seats."""
 
 ITL_EDGES_S: Floats = 10.0 ** (np.arange(0, 141) / 20.0 - 5.0)
 """Fixed edges of ITL histograms: 20 per decade, 10 microseconds to 100 s; bin i holds edges[i-1] <= gap < edges[i]."""
@@ -278,8 +279,8 @@ def make_world(
         due=np.zeros((replicas, int(engine[BLOCK_SIZE])), dtype=np.int64),
         crossing=np.zeros((replicas, int(engine[WINDOW]) + 1), dtype=np.int64),
         completing=np.empty((replicas, seqs), dtype=np.int64),
-        stall_steps=np.empty((replicas, STALL_STACK), dtype=np.int64),
-        stall_s=np.empty((replicas, STALL_STACK)),
+        stall_steps=np.empty((replicas, max(STALL_STACK, 2 * seqs)), dtype=np.int64),
+        stall_s=np.empty((replicas, max(STALL_STACK, 2 * seqs))),
         window_decodes=np.zeros((replicas, workloads), dtype=np.int64),
         itl_counts=np.zeros((workloads, len(ITL_EDGES_S) + 1), dtype=np.int64),
         pool=make_pool(replicas, int(engine[NUM_BLOCKS]), named=named),

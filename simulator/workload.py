@@ -63,6 +63,10 @@ class RequestStream:
         extra = (self.document, self.document_tokens, self.priority, self.max_tokens, self.accepted)
         if any(column is not None and len(column) != count for column in extra):
             raise ValueError("the columns of a request stream differ in length")
+        if count == 0:
+            raise ValueError("a request stream has at least one request")
+        if bool((np.minimum(self.prompt_tokens, self.output_tokens) < 1).any()):
+            raise ValueError("prompts and answers have at least one token")
         if bool((self.arrival_s[1:] < self.arrival_s[:-1]).any()):
             raise ValueError("arrivals must ascend")
 

@@ -174,7 +174,7 @@ def test_one_token_gap_lost_or_counted_twice_raises(books: Books, by: int) -> No
 @pytest.mark.parametrize("column", ["arrival_s", "finish_s"])
 def test_a_request_that_stays_a_microsecond_longer_than_the_engine_held_it_raises(books: Books, column: str) -> None:
     later = changed(getattr(books.log, column), first(books.log, 0), 1e-6)
-    with pytest.raises(ConservationError, match="Little's identity fails"):
+    with pytest.raises(ConservationError, match=r"Little's identity fails|before the step before"):
         replace(books, log=replace(books.log, **{column: later})).check()
 
 

@@ -18,9 +18,11 @@ from simulator.full_tables import (
     COMPUTED,
     DISCARDED_TOKENS,
     HIT_TOKENS,
+    OUTPUT,
     REFUSED_TOKENS,
     RUNNING,
     SCHEDULED_TOKENS,
+    SEATS,
     WAIT_COUNT,
     FullWorld,
 )
@@ -131,7 +133,7 @@ def test_a_block_table_that_does_not_know_its_last_block_raises(books: Books) ->
     else:
         request, group = np.argwhere(books.world.held > books.world.left)[0]
         books.world.held[request, group] -= 1
-    with pytest.raises(ConservationError, match="KV blocks are taken"):
+    with pytest.raises(ConservationError, match=r"KV blocks (are taken|have)"):
         books.check()
 
 
@@ -147,6 +149,48 @@ def test_a_request_that_stays_a_microsecond_longer_than_the_engine_held_it_raise
     finish_s[np.flatnonzero(books.log.status == 0)[0]] += 1e-6
     with pytest.raises(ConservationError, match="Little's identity fails"):
         replace(books, log=replace(books.log, finish_s=finish_s)).check()
+
+
+def test_a_finished_request_that_keeps_its_blocks_raises(books: Books) -> None:
+    """Its blocks have a user, or are held, and nobody who runs has them in his table."""
+    world = books.world
+    ended = int(np.flatnonzero(books.log.status == 0)[0])
+    if world.pool.users.size:
+        rank, block = np.argwhere(world.pool.users == 0)[0]
+        world.pool.users[rank, block] = 1
+        world.pool.free[rank] -= 1
+        books.log.replica_times.kv_blocks_held[rank] += 1  # type: ignore[union-attr]
+    else:
+        world.held[ended, 0] += 1
+        times_of(books.log).kv_blocks_held[0] += 1
+    with pytest.raises(ConservationError, match="KV blocks"):
+        books.check()
+
+
+def test_an_answer_that_ends_a_token_early_raises(books: Books) -> None:
+    ended = int(np.flatnonzero(books.log.status == 0)[0])
+    books.world.ri[ended, OUTPUT] += 1
+    with pytest.raises(ConservationError, match="has not the tokens that it was to have"):
+        books.check()
+
+
+def test_a_first_token_before_the_step_that_gives_it_raises(books: Books) -> None:
+    ended = int(np.flatnonzero(books.log.status == 0)[0])
+    books.log.first_token_s[ended] = 0.5 * books.log.scheduled_s[ended]
+    with pytest.raises(ConservationError, match="before the step before"):
+        books.check()
+
+
+def test_two_steps_at_a_time_raise(books: Books) -> None:
+    times_of(books.log).decode_s[0] += books.log.end_s
+    with pytest.raises(ConservationError, match="busy for longer than the run lasted"):
+        books.check()
+
+
+def test_more_requests_than_seats_raise(books: Books) -> None:
+    times_of(books.log).batch_peak[0] = books.world.settings[SEATS] + 1
+    with pytest.raises(ConservationError, match="requests ran at once"):
+        books.check()
 
 
 def leak_a_block(world: FullWorld) -> None:
