@@ -50,7 +50,8 @@ class Trace:
 def vllm_python() -> Path | None:
     """The python of a vLLM environment, or None."""
     named = os.environ.get("GOODFLEET_VLLM_PYTHON")
-    python = Path(named) if named else REPOSITORY / ".venv-vllm" / "bin" / "python"
+    # As it is named, but for the folder: a link is what makes it an environment, and a test may run it elsewhere.
+    python = Path(named).absolute() if named else REPOSITORY / ".venv-vllm" / "bin" / "python"
     return python if named or python.exists() else None
 
 
