@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -150,15 +149,20 @@ def simulate(
 
     Example: goodfleet simulate examples/four-workloads.yaml --servers 4 --requests-out log.parquet
     """
+    from planner.output_path import input_files, refuse_input, refuse_unwritable
     from planner.simulation import print_simulation, simulate_fleet, write_first_timeline
     from simulator.log import write_log
     from simulator.scenario import load_scenario
 
     if requests_out is not None and requests_out.suffix not in (".csv", ".parquet"):
         raise InputError(f"{requests_out} ends in neither .csv nor .parquet; the suffix chooses the format")
+    if timeline is not None and timeline.suffix != ".json":
+        raise InputError(f"{timeline} does not end in .json; --timeline writes a JSON file")
     loaded = load_scenario(scenario)
-    if timeline is not None:
-        _refuse_unwritable(timeline, "--timeline")
+    for path, option in ((timeline, "--timeline"), (requests_out, "--requests-out")):
+        if path is not None:
+            refuse_input(path, option, input_files(loaded))
+            refuse_unwritable(path, option)
     found = simulate_fleet(loaded, servers, multiplier=multiplier, replications=replications)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
@@ -174,25 +178,9 @@ def simulate(
         if not drawn.complete:
             typer.echo(f"{timeline} is {drawn.sentence}; --timeline-events draws more", err=True)
     if requests_out is not None:
-        requests_out.parent.mkdir(parents=True, exist_ok=True)
         write_log(found.runs[0].log, requests_out)
         if not as_json:
             typer.echo(f"request log of the first run: {requests_out}")
-
-
-def _refuse_unwritable(path: Path, option: str) -> None:
-    """Before a long run: a file that could not be written after it."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; {option} names a file")
-    reason = next((f"{folder} is a file" for folder in path.parents if folder.is_file()), None)
-    if reason is None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path.parent):
-                return
-        except OSError as error:
-            reason = error.strerror
-    raise InputError(f"{path} cannot be written ({reason}); give {option} another path")
 
 
 @profile.command("list")
@@ -249,12 +237,15 @@ def recipe_export(
 
     Example: goodfleet recipe export out/four-workloads/shortlist/01.yaml --out vllm.yaml
     """
+    from planner.output_path import refuse_input, refuse_unwritable
     from planner.recipe import export_vllm_config, load_recipe
 
     text = export_vllm_config(load_recipe(path))
     if out is None:
         typer.echo(text, nl=False)
     else:
+        refuse_input(out, "--out", [path])
+        refuse_unwritable(out, "--out")
         out.write_text(text, encoding="utf-8")
         typer.echo(f"wrote {out}; start it with: vllm serve --config {out}")
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from planner.plan_file import Plan
+from planner.recipe import write_shortlist
 from simulator.log import LOG_COLUMNS
 from tests.conftest import SMALL_SCENARIO
 from validator.cli import app
@@ -122,9 +124,9 @@ def test_a_broken_line_of_a_trace_is_named(goodfleet: Run, tmp_path: Path) -> No
         (("simulate", "examples/four-workloads.yaml", "--servers", "0"), "servers"),
         (("simulate", "examples/four-workloads.yaml", "--servers", "1", "--requests-out", "x.txt"), ".parquet"),
         (("simulate", "examples/four-workloads.yaml", "--servers", "1", "--timeline-events", "0"), "timeline-events"),
-        (("simulate", "examples/four-workloads.yaml", "--servers", "1", "--timeline", "tests"), "is a folder"),
+        (("simulate", "examples/four-workloads.yaml", "--servers", "1", "--timeline", "tests"), ".json"),
         (
-            ("simulate", "examples/four-workloads.yaml", "--servers", "1", "--timeline", "LICENSE/x"),
+            ("simulate", "examples/four-workloads.yaml", "--servers", "1", "--timeline", "LICENSE/x.json"),
             "cannot be written",
         ),
         (("plan",), "SCENARIO"),
@@ -135,6 +137,31 @@ def test_other_mistakes_exit_2_without_a_traceback(goodfleet: Run, arguments: tu
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert said.lower() in done.stderr.lower()
+
+
+def test_no_output_replaces_the_file_it_is_made_from(goodfleet: Run, tmp_path: Path) -> None:
+    (tmp_path / "calls.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0.0,10,5\n1.0,10,5\n")
+    text = SMALL_SCENARIO.replace("traffic: {rate_rps: 40}", "traffic: {trace: calls.csv}")
+    text = text.replace("    isl: {mean: 400, cv: 0.5}\n    osl: {mean: 120, cv: 0.5}\n", "")
+    scenario = write(tmp_path, text, "base.json")
+    (tmp_path / "link.json").symlink_to(scenario)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for option, name in (("--timeline", "base.json"), ("--timeline", "link.json"), ("--requests-out", "calls.csv")):
+        done = goodfleet("simulate", scenario, "--servers", "1", option, tmp_path / name)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ") and "overwritten" in done.stderr and option in done.stderr
+    other = goodfleet("simulate", write(tmp_path, SMALL_SCENARIO), "--servers", "1", "--timeline", tmp_path / "my.yaml")
+    assert (other.returncode, ".json" in other.stderr) == (2, True)
+    assert (tmp_path / "my.yaml").read_text() == SMALL_SCENARIO
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_an_export_does_not_replace_its_recipe(goodfleet: Run, small_plan: Plan, tmp_path: Path) -> None:
+    recipe = write_shortlist(small_plan, tmp_path)[0]
+    before = recipe.read_bytes()
+    done = goodfleet("recipe", "export", recipe, "--out", recipe)
+    assert done.returncode == 2 and "overwritten" in done.stderr
+    assert recipe.read_bytes() == before
 
 
 def test_a_plan_writes_its_folder_and_a_recipe_can_be_exported(
