@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -145,6 +145,9 @@ def _text(detail: ErrorDetails, path: KeyPath, model: type[BaseModel], what: str
         near = difflib.get_close_matches(str(value), str(context.get("expected", "")).replace("'", " ").split(), n=1)
         hint = f"; did you mean `{near[0]}`?" if near else ""
         return f"{shown} is not known; allowed: {context.get('expected')}{hint}"
+    if kind == "int_parsing_size":  # beyond 64 bits, where pydantic reads numbers of a list of allowed ones
+        allowed = " or ".join(", ".join(map(repr, _literals(detail["loc"], model))).rsplit(", ", 1))
+        return f"{shown} is not known; allowed: {allowed}" if allowed else f"{shown} is too large{example}"
     if kind in ("value_error", "assertion_error"):
         return detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     needs = [_NEEDS.get(_plain(each)) for each in context.get("kinds", [kind])]
@@ -213,6 +216,14 @@ def _field(loc: tuple[str | int, ...], model: type[BaseModel]) -> FieldInfo | No
                 found = kind.model_fields[str(part)]
         annotations = _inside(annotations, part)
     return found
+
+
+def _literals(loc: tuple[str | int, ...], model: type[BaseModel]) -> list[Any]:
+    """The values a field is limited to, if it is."""
+    annotations: list[Any] = [model]
+    for part in loc:
+        annotations = _inside(annotations, part)
+    return [value for kind in _alternatives(annotations) if get_origin(kind) is Literal for value in get_args(kind)]
 
 
 def _alternatives(annotations: list[Any]) -> list[Any]:

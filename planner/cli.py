@@ -31,7 +31,7 @@ NOTHING_MEETS = 3
 INTERRUPTED = 130
 
 Scenario = Annotated[Path, typer.Argument(help="The scenario file (YAML).", show_default=False)]
-Servers = Annotated[int, typer.Option(help="Servers that carry the traffic.", min=1, show_default=False)]
+Servers = Annotated[int, typer.Option(help="Servers that carry the traffic.", min=1, max=1_000_000, show_default=False)]
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
@@ -85,6 +85,7 @@ def plan(
     Example: goodfleet plan examples/four-workloads.yaml --out out/four-workloads
     """
     from planner.folder import write_folder
+    from planner.output_path import refuse_unwritable_folder
     from planner.progress import shown
     from planner.summary import print_plan
     from planner.write_up import make_plan
@@ -92,8 +93,7 @@ def plan(
 
     loaded = load_scenario(scenario)
     folder = out if out is not None else Path("out") / scenario.stem
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; --out names a folder")
+    refuse_unwritable_folder(folder, "--out")
     with shown(quiet=quiet or as_json) as progress:
         answer = make_plan(loaded, progress)
     write_folder(answer, folder)
@@ -215,7 +215,7 @@ def profile_fit(
     model: Annotated[str, typer.Option(help="Model card, e.g. gpt-oss-120b.", show_default=False)],
     precision: Annotated[str, typer.Option(help="Precision of the weights, e.g. mxfp4.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Profile to write (.yaml).", show_default=False)],
-    seed: Annotated[int, typer.Option(help="Seed of the simulated streams.", min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the simulated streams.", min=0, max=2**63 - 1)] = 1,
     leave_out: Annotated[bool, typer.Option(help="Also compute the held-out errors.")] = True,
 ) -> None:
     """Fit a profile by running the simulator inside bounded least squares, under each row's own protocol.
@@ -223,8 +223,11 @@ def profile_fit(
     Example: goodfleet profile fit hardware_profiles/measurements/mi355x-gpt-oss-120b-mxfp4.csv --node mi355x
     --model gpt-oss-120b --precision mxfp4 --out out/profile.yaml
     """
+    from planner.output_path import refuse_input, refuse_unwritable
     from planner.profile_view import fit_to_file
 
+    refuse_input(out, "--out", [file for file in rows if file.is_file()])
+    refuse_unwritable(out, "--out")
     fit_to_file(rows, node=node, model=model, precision=precision, out=out, seed=seed, leave_out=leave_out)
 
 

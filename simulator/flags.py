@@ -13,20 +13,24 @@ __all__ = ["Baseline", "EngineFlags", "FlagValue", "Search", "flag_text"]
 
 FlagValue: TypeAlias = bool | int | float | str
 
-_TensorParallel = Annotated[int, Field(ge=1, examples=[8])]
-_Seqs = Annotated[int, Field(ge=1, examples=[256])]
-_BatchedTokens = Annotated[int, Field(ge=1, examples=[8192])]
-_ModelLen = Annotated[int, Field(ge=2, examples=[32768])]
+_MOST = 1_000_000_000
+_MOST_SEQS, _MOST_BATCHED_TOKENS, _MOST_BLOCKS = 1_000_000, 10_000_000, 100_000_000
+"""Far above any server, and small enough for tables with an entry per sequence, token or block."""
+
+_TensorParallel = Annotated[int, Field(ge=1, le=1024, examples=[8])]
+_Seqs = Annotated[int, Field(ge=1, le=_MOST_SEQS, examples=[256])]
+_BatchedTokens = Annotated[int, Field(ge=1, le=_MOST_BATCHED_TOKENS, examples=[8192])]
+_ModelLen = Annotated[int, Field(ge=2, le=_MOST, examples=[32768])]
 _BlockSize: TypeAlias = Literal[1, 8, 16, 32, 64, 128, 256]
 _MemoryFraction = Annotated[float, Field(gt=0, le=1, examples=[0.9])]
 _KvDtype: TypeAlias = Literal["auto", "fp8"]
-_Blocks = Annotated[int, Field(ge=2, examples=[100_000])]
+_Blocks = Annotated[int, Field(ge=2, le=_MOST_BLOCKS, examples=[100_000])]
 _Switch = Annotated[bool, Field(examples=[False])]
-_LongPrefill = Annotated[int, Field(ge=0, examples=[2048])]
+_LongPrefill = Annotated[int, Field(ge=0, le=_MOST, examples=[2048])]
 _Watermark = Annotated[float, Field(ge=0, lt=1, examples=[0.01])]
-_ActiveSeqs = Annotated[int, Field(ge=1, examples=[128])]
-_QueuedReqs = Annotated[int, Field(ge=1, examples=[512])]
-_QueuedTokens = Annotated[int, Field(ge=1, examples=[200_000])]
+_ActiveSeqs = Annotated[int, Field(ge=1, le=_MOST_SEQS, examples=[128])]
+_QueuedReqs = Annotated[int, Field(ge=1, le=_MOST, examples=[512])]
+_QueuedTokens = Annotated[int, Field(ge=1, le=_MOST, examples=[200_000])]
 _Policy: TypeAlias = Literal["fcfs", "priority"]
 
 
@@ -85,7 +89,7 @@ class EngineFlags(BaseModel):
 class Baseline(EngineFlags):
     """What runs today; flags not given here are those of ``engine:``, then vLLM's defaults."""
 
-    servers: Annotated[int | None, Field(ge=1, examples=[4])] = None
+    servers: Annotated[int | None, Field(ge=1, le=1_000_000, examples=[4])] = None
     "How many servers run today, where known."
 
 

@@ -46,7 +46,8 @@ class UniformLengths(BaseModel):
 def _checked_bounds(bounds: tuple[int, int]) -> tuple[int, int]:
     low, high = bounds
     if low < 1 or high > _MOST_TOKENS:
-        raise ValueError(f"[{low}, {high}] is not allowed; a length is at least 1 token, e.g. uniform: [100, 200]")
+        rule = f"a length is at least 1 token and at most {_MOST_TOKENS:,}"
+        raise ValueError(f"[{low}, {high}] is not allowed; {rule}, e.g. uniform: [100, 200]")
     if low > high:
         raise ValueError(f"[{low}, {high}] is not allowed; the smaller bound comes first: [{high}, {low}]")
     return bounds
@@ -56,7 +57,8 @@ def _at_least_one_token(
     lengths: int | LognormalLengths | UniformLengths,
 ) -> int | LognormalLengths | UniformLengths:
     if isinstance(lengths, int) and not 1 <= lengths <= _MOST_TOKENS:
-        raise ValueError(f"{lengths} is not allowed; a length is at least 1 token, e.g. 256")
+        rule = f"a length is at least 1 token and at most {_MOST_TOKENS:,}"
+        raise ValueError(f"{lengths} is not allowed; {rule}, e.g. 256")
     return lengths
 
 

@@ -83,11 +83,11 @@ class Fleet(BaseModel):
 
     routing: Literal["round_robin", "least_outstanding"] = "least_outstanding"
     "How the router picks a replica for each request."
-    spare_servers: Annotated[int, Field(ge=0, examples=[1])] = 1
+    spare_servers: Annotated[int, Field(ge=0, le=1_000_000, examples=[1])] = 1
     "Servers beyond what the traffic needs, so that one may fail or be maintained."
     headroom: Annotated[float, Field(ge=0, le=4, examples=[0.2])] = 0.2
     "The fleet is sized for demand x (1 + headroom); 0.2 is 20 %."
-    max_servers: Annotated[int, Field(ge=1, examples=[64])] = 64
+    max_servers: Annotated[int, Field(ge=1, le=1_000_000, examples=[64])] = 64
     "More servers than this are no answer."
 
 

@@ -32,7 +32,8 @@ __all__ = [
     "parse_schedule_workload",
 ]
 
-Count = Annotated[int, Field(ge=1)]
+MOST = 1_000_000_000
+Count = Annotated[int, Field(ge=1, le=MOST)]
 
 ANSWER_TOKEN, STOP_TOKEN = 7, 1
 """Token ids of an answer: every token of it, and the one that `eos_after` puts at its end."""
@@ -56,10 +57,10 @@ class ScheduleFlags(BaseModel):
 
     max_num_seqs: Count = 8
     max_num_batched_tokens: Count = 64
-    max_model_len: Annotated[int, Field(ge=2)] = 4096
+    max_model_len: Annotated[int, Field(ge=2, le=MOST)] = 4096
     block_size: Count = 16
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MOST)] = 0
     long_prefill_token_threshold_adaptive: bool = False
     enable_prefix_caching: bool = False
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -92,15 +93,15 @@ class ScheduleRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
-    arrival_step: Annotated[int, Field(ge=0)]
+    arrival_step: Annotated[int, Field(ge=0, le=MOST)]
     max_tokens: Count
     prompt_len: Count | None = None
-    prompt_tokens: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
-    priority: int = 0
+    prompt_tokens: Annotated[tuple[Annotated[int, Field(ge=0, le=MOST)], ...], Field(min_length=1)] | None = None
+    priority: Annotated[int, Field(ge=-MOST, le=MOST)] = 0
     """Lower goes first; equal ones by arrival. Read under `scheduling_policy: priority` only."""
     eos_after: Count | None = None
     """The answer ends with this token of it, although `max_tokens` allows more; the scheduler cannot know."""
-    accepted: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    accepted: tuple[Annotated[int, Field(ge=0, le=MOST)], ...] = ()
     """Drafts accepted by the 1st, 2nd, ... verification of the request: at most those that were scheduled, 0 beyond the
     list. A verification is a processed output of a request that had drafts in that step; the placeholders with which
     vLLM pads a request in the step that admits it are rejected and count as none."""
@@ -125,7 +126,7 @@ class ScheduleWorkload(BaseModel):
 
     flags: ScheduleFlags = ScheduleFlags()
     num_blocks: Count
-    sliding_windows: Annotated[tuple[Annotated[int, Field(ge=2)] | None, ...], Field(min_length=1)] = (None,)
+    sliding_windows: Annotated[tuple[Annotated[int, Field(ge=2, le=MOST)] | None, ...], Field(min_length=1)] = (None,)
     requests: Annotated[tuple[ScheduleRequest, ...], Field(min_length=1)]
 
     @property

@@ -68,7 +68,7 @@ class ClosedTraffic(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    concurrency: Annotated[int, Field(ge=1, examples=[64])]
+    concurrency: Annotated[int, Field(ge=1, le=1_000_000, examples=[64])]
     "Requests in flight at any time, over the whole fleet."
 
 
@@ -84,7 +84,7 @@ class Batch(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    requests: Annotated[int, Field(ge=1, examples=[2_000_000])]
+    requests: Annotated[int, Field(ge=1, le=1_000_000_000_000, examples=[2_000_000])]
     "How many requests the batch has."
     within_hours: Annotated[float, Field(gt=0, examples=[8])]
     "Hours from the start to the finish of the last request."

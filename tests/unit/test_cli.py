@@ -1,6 +1,7 @@
 """What a person at a terminal gets: one message and exit code 2 for a mistake, 3 when nothing meets, else 0."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from hardware_profiles.errors import InputError
 from planner.plan_file import Plan
 from planner.recipe import write_shortlist
+from simulator.flags import EngineFlags
 from simulator.log import LOG_COLUMNS
+from simulator.scenario import load_scenario
 from tests.conftest import SMALL_SCENARIO
 from validator.cli import app
 
@@ -71,6 +75,13 @@ MISTAKES = {
         "max_num_batched_tokens",
         "512",
     ),
+    "a limit on queued requests beyond any number": (
+        "engine: {max_model_len: 8192}", f"engine: {{max_num_queued_reqs: {10**20}}}", "max_num_queued_reqs", "at most"
+    ),
+    "a block size beyond any number": (
+        "engine: {max_model_len: 8192}", f"engine: {{block_size: {10**20}}}", "block_size", "8, 16, 32, 64, 128 or 256"
+    ),
+    "an answer longer than any": ("osl: 2", f"osl: {10**20}", "labels.osl", "1,000,000,000"),
     "an unknown node": ("hardware: [mi355x]", "hardware: [mi356x]", "hardware", "mi355x"),
     "a machine that was never measured": ("hardware: [mi355x]", "hardware: [h100]", "hardware", "profile"),
     "an unknown precision": ("hardware: [mi355x]", "precision: int3\nhardware: [mi355x]", "precision", "mxfp4"),
@@ -137,6 +148,38 @@ def test_other_mistakes_exit_2_without_a_traceback(goodfleet: Run, arguments: tu
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert said.lower() in done.stderr.lower()
+
+
+@pytest.mark.parametrize("flag", [*EngineFlags.model_fields])
+@pytest.mark.parametrize("section", ["engine", "search"])
+def test_a_number_beyond_any_machine_is_refused_for_every_flag(section: str, flag: str, tmp_path: Path) -> None:
+    start, end = SMALL_SCENARIO.index("baseline:"), SMALL_SCENARIO.index("fleet:")
+    value = 10**20 if section == "engine" else [10**20]
+    path = write(tmp_path, f"{SMALL_SCENARIO[:start]}{section}: {{{flag}: {value}}}\n{SMALL_SCENARIO[end:]}")
+    with pytest.raises(InputError) as caught:
+        load_scenario(path)
+    assert str(caught.value.key).startswith(f"{section}.{flag}")
+    assert re.search("must be|allowed: ", caught.value.problem)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
+    goodfleet: Run, small_scenario: Path, small_plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("computed")
+
+    monkeypatch.setattr("planner.write_up.make_plan", never)
+    recipe = write_shortlist(small_plan, tmp_path)[0]
+    for command in (
+        ("plan", small_scenario, "--out", "/proc/x"),
+        ("plan", small_scenario, "--out", small_scenario / "x"),
+        ("recipe", "export", recipe, "--out", "/proc/x.yaml"),
+        ("recipe", "export", recipe, "--out", "/proc/x/y.yaml"),
+        ("recipe", "export", recipe, "--out", tmp_path),
+    ):
+        done = goodfleet(*command)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "--out" in done.stderr
 
 
 def test_no_output_replaces_the_file_it_is_made_from(goodfleet: Run, tmp_path: Path) -> None:

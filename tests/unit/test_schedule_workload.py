@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hardware_profiles.errors import InputError
 from simulator.schedule_workload import ScheduleWorkload, parse_schedule_workload
 
 
@@ -68,3 +69,13 @@ def test_a_sliding_window_holds_its_tokens_those_in_flight_and_a_block_more() ->
     flags = {"max_num_batched_tokens": 20, "async_scheduling": True}
     assert most_blocks(ANSWER_OF_4, windows=[10], block_size=1, **flags) == 9 + 40 + 1
     assert most_blocks(ANSWER_OF_4, windows=[None, 10], block_size=1, **flags) == 63 + 50
+
+
+@pytest.mark.parametrize("key", ["arrival_step", "max_tokens", "prompt_len", "max_num_seqs", "num_blocks"])
+def test_a_number_beyond_any_machine_is_refused(key: str) -> None:
+    request = {"id": "a", "arrival_step": 0, "prompt_len": 1, "max_tokens": 1}
+    data: dict[str, Any] = {"flags": {}, "num_blocks": 1000, "requests": [request]}
+    holder = next((part for part in (data, request) if key in part), data["flags"])
+    holder[key] = 10**20
+    with pytest.raises(InputError, match=f"{key}: .*at most 1000000000"):
+        parse_schedule_workload(json.dumps(data))
