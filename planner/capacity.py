@@ -6,12 +6,15 @@ several seeds, and the winner is checked with full runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from planner.confirm import equal_capacity_first
 from planner.feasibility import Configuration, Rejection, check
 from planner.question import Question, make_question
+from planner.queue_limits import binding_sentence
 from planner.search import Progress, Ranked, run_funnel
 from planner.sizing import SEARCH_SEEDS, FleetEvidence, evidence_of
 from planner.space import combinations
@@ -91,13 +94,14 @@ def capacity_of(loaded: LoadedScenario, servers: int, progress: Progress | None 
         )
     entry, at, above = best
     full, load = _certify(question, entry, servers, at.load)
+    flags = entry.configuration.engine.values()
     return Capacity(
         servers=servers,
         multiplier=load,
         label=entry.configuration.label,
         engine=entry.configuration.engine.flags(),
-        binding=_sentence(full),
-        next_binding=_sentence(above) if above is not None else "no load tried was too much",
+        binding=_sentence(full, flags),
+        next_binding=_sentence(above, flags) if above is not None else "no load tried was too much",
         attainment={name: interval.value for name, interval in full.attainment.items()},
         certified=full.meets and full.steady,
         note="Spare servers and headroom are not part of this answer.",
@@ -118,10 +122,12 @@ def _none(servers: int, label: str, engine: dict[str, FlagValue], binding: str, 
     )
 
 
-def _sentence(evidence: FleetEvidence) -> str:
+def _sentence(evidence: FleetEvidence, flags: Mapping[str, FlagValue]) -> str:
     workload, target, value_s, limit_s = evidence.binding
     if any(s.saturated for s in evidence.scores):
         return f"the fleet is saturated ({workload} {target} is tightest)"
+    if not isfinite(value_s):
+        return binding_sentence(evidence, flags)
     return f"{workload} {target} is tightest, {value_s * 1e3:,.0f} ms against {limit_s * 1e3:,.0f} ms"
 
 

@@ -97,6 +97,9 @@ class WorkloadAnswer(_Part):
     goodput_tokens_per_s: float
     cached_fraction: float | None = None
     """Share of its prompt tokens found in the prefix cache; null when that was off."""
+    rejected_fraction: float | None = None
+    """Share of its judged requests that were answered 503 and so count as missed; null when no limit on a queue is
+    set (`max_num_queued_reqs`, `max_num_queued_tokens`)."""
 
 
 class SweepWorkload(_Part):
@@ -224,6 +227,8 @@ class NearestMiss(_Part):
     value: float | None
     """ms, or null for a constraint of feasibility."""
     limit: float | None
+    rejected_fraction: float | None = None
+    """Share of the binding workload's requests that were turned away: answered 503 where a limit on a queue is set."""
     attainment: dict[str, float]
     what_would_have_to_change: tuple[str, ...]
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from hardware_profiles.errors import InputError
 from planner.extrapolation import host_time_missing
 from planner.feasibility import Configuration, Rejection
+from planner.queue_limits import binding_sentence, rejected_fraction, rejected_sentence
 from planner.screen import Screen
 from planner.sizing import FleetEvidence
 from planner.space import baseline_configuration, find_platforms
@@ -117,6 +118,7 @@ class FleetSimulation:
             "attainment": {"value": attained.value, "low": attained.low, "high": attained.high},
             "target_attainment": rows[0].target_attainment,
             "rejected": sum(r.rejected for r in rows),
+            "rejected_fraction": rejected_fraction(rows),
             "cached_fraction": self._cached(rows),
             "goodput_tokens_per_s": float(np.mean([r.goodput_tokens_per_s for r in rows])),
             "output_tokens_per_s": float(np.mean([r.output_tokens_per_s for r in rows])),
@@ -272,8 +274,7 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
     elif evidence.meets:
         verdict = "Every target holds"
     else:
-        workload, target, value_s, limit_s = evidence.binding
-        verdict = f"Misses its targets: {workload} {target} is {value_s * 1e3:,.0f} ms against {limit_s * 1e3:,.0f} ms"
+        verdict = f"Misses its targets: {binding_sentence(evidence, found.configuration.engine.values())}"
     console.print(
         f"{verdict}. {found.servers} servers, {found.configuration.label}, {found.multiplier:g} × the demand, "
         f"{len(found.runs)} replications.",
@@ -304,6 +305,10 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
     if told := host_time_missing(found.configuration):
         console.print(told)
     console.print(table)
+    for name in evidence.names:
+        rows = [s.workload(name) for s in found.scores]
+        if told := rejected_sentence(rows, found.configuration.engine.values()):
+            console.print(f"{name}: {told}. They count as missed.", highlight=False)
     console.print(_between_tokens(found, evidence.names))
     share = found.utilization()
     flight, product = found.little()

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.plan_file import Plan
+from planner.queue_limits import limits_text
 
 __all__ = ["answer_sentence", "print_plan"]
 
@@ -21,6 +22,8 @@ def answer_sentence(plan: Plan) -> str:
         assert miss is not None
         where = f" on {miss.servers} servers" if miss.servers is not None else ""
         reached = f": {miss.value:,.0f} ms against {miss.limit:,.0f} ms" if miss.value and miss.limit else ""
+        if miss.value is None and miss.rejected_fraction and (limits := limits_text(miss.engine)):
+            reached = f": {miss.rejected_fraction:.1%} of its requests were answered 503 ({limits})"
         what = f"{miss.workload} {miss.target}" if miss.workload else miss.target
         return f"Nothing meets the targets. Nearest: {miss.label}{where}; {what} binds{reached}."
     probability = best.probability_of_meeting_targets

@@ -14,10 +14,11 @@ from planner.cost import fleet_cost_per_hour, monthly_cost_usd, per_million_toke
 from planner.plan_file import Best, IntervalRow, Pool, SweepPoint, SweepWorkload, WorkloadAnswer
 from planner.prefix_cache import most_cached_fraction
 from planner.question import Question
+from planner.queue_limits import binding_sentence, limits_text, rejected_fraction
 from planner.sizing import FleetEvidence, Interval
 from planner.sweep import Swept
 from simulator.engine import EngineConfig
-from simulator.score import WorkloadScore, cached_fraction
+from simulator.score import Pressure, WorkloadScore, cached_fraction
 
 __all__ = ["best_of"]
 
@@ -67,7 +68,7 @@ def best_of(question: Question, best: Confirmed, sweep: Sequence[Swept]) -> Best
         probability_draws=best.draws,
         workloads={name: _workload(question, engine, best.at, name) for name in question.mix.workloads},
         utilization={"prefill": prefill, "decode": decode, "idle": 1 - prefill - decode},
-        binding=f"{workload} {target}: {value_s * 1e3:,.0f} ms against {limit_s * 1e3:,.0f} ms",
+        binding=f"{workload} {Pressure(target=target, value_s=value_s, limit_s=limit_s).sentence}",
         one_server_fewer=_fewer(best),
         meets_with_one_more=best.more.meets,
         how_known="simulated",
@@ -82,14 +83,12 @@ def best_of(question: Question, best: Confirmed, sweep: Sequence[Swept]) -> Best
 def _fewer(best: Confirmed) -> str:
     if best.fewer is None:
         return "one serving server is the least there can be"
-    workload, target, value_s, limit_s = best.fewer.binding
+    workload, target, _, _ = best.fewer.binding
     attained = best.fewer.attainment[workload].value
     if any(s.saturated for s in best.fewer.scores):
         return f"{best.fewer.servers} servers are saturated: the queue grows ({workload} {target})"
-    return (
-        f"{best.fewer.servers} servers miss {workload} {target}: {value_s * 1e3:,.0f} ms against "
-        f"{limit_s * 1e3:,.0f} ms, attainment {attained:.4f}"
-    )
+    missed = binding_sentence(best.fewer, best.option.configuration.engine.values())
+    return f"{best.fewer.servers} servers miss: {missed}, attainment {attained:.4f}"
 
 
 def _workload(question: Question, engine: EngineConfig, evidence: FleetEvidence, name: str) -> WorkloadAnswer:
@@ -121,6 +120,7 @@ def _workload(question: Question, engine: EngineConfig, evidence: FleetEvidence,
         output_tokens_per_s=float(np.mean([r.output_tokens_per_s for r in rows])),
         goodput_tokens_per_s=float(np.mean([r.goodput_tokens_per_s for r in rows])),
         cached_fraction=_cached(engine, rows),
+        rejected_fraction=_rounded(rejected_fraction(rows) if limits_text(engine.values()) else None),
     )
 
 

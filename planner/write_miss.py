@@ -10,6 +10,7 @@ from planner.answer import Findings
 from planner.feasibility import Rejection
 from planner.plan_file import Baseline, NearestMiss
 from planner.question import Question
+from planner.queue_limits import binding_sentence, raise_limit, rejected_fraction
 from planner.search import Ranked
 from planner.sizing import FleetEvidence
 
@@ -32,11 +33,8 @@ def baseline_of(findings: Findings) -> Baseline:
         )
     assert configuration is not None
     if isinstance(found, FleetEvidence):
-        workload, target, value_s, limit_s = found.binding
-        note = (
-            f"Misses its targets even on {found.servers} servers: {workload} {target} is {value_s * 1e3:,.0f} ms "
-            f"against {limit_s * 1e3:,.0f} ms"
-        )
+        missed = binding_sentence(found, configuration.engine.values())
+        note = f"Misses its targets even on {found.servers} servers: {missed}"
         servers, cost = None, None
     else:
         servers, cost = found.servers + question.spare_servers, float(found.cost_usd)
@@ -87,6 +85,7 @@ def nearest_miss_of(findings: Findings) -> NearestMiss | None:
         target=target,
         value=round(value_s * 1e3, 3) if isfinite(value_s) else None,
         limit=round(limit_s * 1e3, 3),
+        rejected_fraction=round(rejected_fraction([s.workload(workload) for s in evidence.scores]), 6),
         attainment={name: interval.value for name, interval in evidence.attainment.items()},
         what_would_have_to_change=_changes(question, ranked, evidence),
     )
@@ -95,7 +94,8 @@ def nearest_miss_of(findings: Findings) -> NearestMiss | None:
 def _changes(question: Question, ranked: Ranked, evidence: FleetEvidence) -> tuple[str, ...]:
     """What would turn the nearest miss into an answer."""
     workload, target, value_s, limit_s = evidence.binding
-    changes: list[str] = []
+    cure = raise_limit(evidence, ranked.configuration.engine.values())
+    changes = [cure] if cure is not None else []
     if ranked.load > 0:
         needed = int(np.ceil(question.load / ranked.load))
         changes.append(
@@ -105,12 +105,17 @@ def _changes(question: Question, ranked: Ranked, evidence: FleetEvidence) -> tup
     else:
         floor = ranked.last.score.workload(workload)
         at_rest = next((p.value_s for p in floor.pressures if p.target == target), value_s)
-        if at_rest > limit_s:
+        if not isfinite(at_rest):
+            if cure is None:
+                changes.append(f"more servers do not help: on an almost idle replica {workload} does not finish")
+        elif at_rest > limit_s:
             changes.append(
                 f"more servers do not help: on an almost idle replica {workload} {target} is already "
                 f"{at_rest * 1e3:,.0f} ms; raise the target to at least that, shorten the requests, or use another "
                 "model, precision or machine"
             )
-        else:
+        elif isfinite(value_s):
             changes.append(f"a looser {target} for {workload}: it is {value_s * 1e3:,.0f} ms on the largest fleet")
+        elif cure is None:
+            changes.append(f"more servers, or lower rates: requests of {workload} do not finish on the largest fleet")
     return tuple(changes)

@@ -18,6 +18,7 @@ from planner.plan_file import (
     Screened,
 )
 from planner.question import Option, Question, make_question
+from planner.queue_limits import limits_text, rejected_fraction
 from planner.recipe import shortlisted
 from planner.search import Progress
 from planner.write_best import best_of
@@ -154,6 +155,7 @@ def _notes(findings: Findings) -> tuple[str, ...]:
                 f"The {with_cache} counts on prefix caching, the {without} runs without it. vLLM's own default is on: "
                 "say in baseline: {enable_prefix_caching: …} what runs today."
             )
+        notes += _turned_away(question, best)
         notes += extrapolations(question, best)
         age = (question.as_of - question.price(chosen).date).days
         if age > 90:
@@ -163,6 +165,20 @@ def _notes(findings: Findings) -> tuple[str, ...]:
         notes.append("Simulated, not validated on hardware: measure the shortlist on a real server before you buy.")
     notes.append("The rates of the scenario are taken to hold all day and all month.")
     return tuple(notes)
+
+
+def _turned_away(question: Question, best: Confirmed) -> list[str]:
+    """With a limit on a queue: how many requests of each workload it costs."""
+    flags = best.option.configuration.engine.values()
+    shares = {name: rejected_fraction([s.workload(name) for s in best.at.scores]) for name in question.mix.workloads}
+    if not (limits := limits_text(flags)):
+        return []
+    each = ", ".join(f"{share:.2%} of {name}" for name, share in shares.items())
+    return [
+        f"{limits}: {each} are answered 503 and count as missed."
+        if any(shares.values())
+        else f"{limits}: no request of the confirmation runs was answered 503."
+    ]
 
 
 def _candidate(question: Question, option: Option, best: Confirmed | None, tied: list[Option]) -> Candidate:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,16 @@ from simulator.log import RequestLog
 from simulator.slo import Metric, PercentileTarget
 from simulator.traffic import Workload
 
-__all__ = ["Score", "Targets", "WorkloadScore", "cached_fraction", "required_requests", "score", "targets_of"]
+__all__ = [
+    "Pressure",
+    "Score",
+    "Targets",
+    "WorkloadScore",
+    "cached_fraction",
+    "required_requests",
+    "score",
+    "targets_of",
+]
 
 Floats = NDArray[np.float64]
 
@@ -56,7 +65,9 @@ class Pressure:
 
     @property
     def sentence(self) -> str:
-        return f"{self.target}: {self.value_s * 1e3:,.0f} ms against {self.limit_s * 1e3:,.0f} ms"
+        """Too many that never finished give no value."""
+        value = f"{self.value_s * 1e3:,.0f} ms" if isfinite(self.value_s) else "without end"
+        return f"{self.target}: {value} against {self.limit_s * 1e3:,.0f} ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.plan_file import Best, NearestMiss, Plan
+from planner.queue_limits import limits_text
 from planner.report.figures import figure
 from planner.report.layout import bar, facts, known, section, table
 from planner.report.markup import Html, el, join, prose
@@ -81,7 +82,10 @@ def _refusal(plan: Plan, miss: NearestMiss | None) -> Html:
     nearest: list[str] = [" The nearest miss, ", el("span", miss.label, class_="flags")]
     if miss.servers is not None:
         nearest += [" on ", figure("servers", miss.servers)]
-    if miss.limit is not None:
+    if miss.value is None and miss.rejected_fraction and (limits := limits_text(miss.engine)):
+        nearest += [", answers 503 to ", el("b", figure("share", miss.rejected_fraction)), " of the requests of "]
+        nearest += [f"{miss.workload} ({limits})."]
+    elif miss.limit is not None:
         nearest += [f", gives {what} ", el("b", figure("ms", miss.value, "without end")), " against "]
         nearest += [el("b", figure("ms", miss.limit)), "."]
     else:

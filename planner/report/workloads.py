@@ -47,6 +47,9 @@ def _rows(name: str, row: WorkloadAnswer) -> list[Html]:
     rows = [el("tr", el("th", el("b", name), " ", el("span", load), colspan=5, scope="rowgroup"), class_="group")]
     for target, limit in row.targets.items():
         rows.append(_target(row, target, limit))
+    if row.rejected_fraction is not None:
+        seen = figure("attainment", row.rejected_fraction)
+        rows.append(_line("answered 503, counted as missed", "", seen, "", ""))
     value, asked = row.attainment, row.target_attainment
     verdict = "met" if value.value >= asked else "missed"
     if not row.decided:
