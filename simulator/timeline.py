@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from simulator.log import RequestLog
+from simulator.log import STATUSES, RequestLog
 from simulator.step_observer import SeenRequest, SeenWork
 
 __all__ = ["MAX_EVENTS", "Drawn", "Timeline", "write_timeline"]
@@ -39,6 +40,8 @@ REQUEST_TID = 1_000_000
 """Thread numbers of requests begin here: Perfetto wants them unique in the whole file, and takes 0 for the idle one."""
 
 Event = dict[str, Any]
+Int64s = npt.NDArray[np.int64]
+Float64s = npt.NDArray[np.float64]
 
 
 def _us(time_s: float) -> int:
@@ -82,20 +85,27 @@ class Drawn:
     steps: int
     steps_left_out: int
     requests: int
+    """That were not turned away."""
     requests_left_out: int
+    rejected: int
+    """Turned away: answered 503, or longer than the KV cache."""
+    rejected_left_out: int
 
     @property
     def complete(self) -> bool:
-        return not (self.steps_left_out or self.requests_left_out)
+        return not (self.steps_left_out or self.requests_left_out or self.rejected_left_out)
 
     @property
     def sentence(self) -> str:
         if self.complete:
-            return f"the whole run, {self.run_s:,.1f} s, {self.steps:,} steps and {self.requests:,} requests"
+            more = f"; {self.rejected:,} more were rejected" if self.rejected else ""
+            return f"the whole run, {self.run_s:,.1f} s, {self.steps:,} steps and {self.requests:,} requests{more}"
+        rejected = self.rejected + self.rejected_left_out
+        more = f", and {self.rejected_left_out:,} of {rejected:,} rejected ones" if rejected else ""
         return (
             f"cut at {self.max_events:,} events; it holds simulated time 0 to {self.until_s:,.3f} s of "
             f"{self.run_s:,.1f} s; {self.steps_left_out:,} of {self.steps + self.steps_left_out:,} steps and "
-            f"{self.requests_left_out:,} of {self.requests + self.requests_left_out:,} requests are left out"
+            f"{self.requests_left_out:,} of {self.requests + self.requests_left_out:,} requests are left out{more}"
         )
 
 
@@ -119,8 +129,18 @@ class Timeline:
     """Requests that were admitted and have not finished, by index."""
     engines: dict[int, _Engine] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
+    turned_away: Int64s = field(init=False)
+    """The rejected requests by index, in order of time."""
+    turned_away_s: Float64s = field(init=False)
+    """When the front end turned each away."""
     reserved: int = 1
     """Events still to come for what is open: ends of decodes and preemptions, last counters, the mark of the cut."""
+
+    def __post_init__(self) -> None:
+        rejected = np.flatnonzero(self.whole.status == STATUSES.index("rejected"))
+        times_s = self.whole.arrival_s[rejected] + self.request_overhead_s
+        order = np.argsort(times_s, kind="stable")
+        self.turned_away, self.turned_away_s = rejected[order], times_s[order]
 
     def step(
         self,
@@ -141,6 +161,7 @@ class Timeline:
         new = sum(item.sequence.index not in self.tracks for item in prompts)
         most = PER_STEP + PER_NEW_REQUEST * new + PER_KNOWN_REQUEST * (len(prompts) - new) + len(preempted)
         most += 0 if replica in self.engines else PER_REPLICA
+        most += int(np.searchsorted(self.turned_away_s, end_s, side="right"))  # marks, drawn at the end
         if len(self.names) + len(self.events) + self.reserved + most > self.max_events:
             self.cut_s = end_s
             return False
@@ -328,10 +349,11 @@ class Timeline:
         for replica, engine in self.engines.items():
             if self._pid(replica) not in busy and engine.idle_from_s <= end_s and self.cut_s is None:
                 self._sample(replica, engine.idle_from_s, (0, 0), 0.0)
-        drawn = len(self.seen) + (self._draw_unseen(end_s) if self.cut_s is None else 0)
         if self.cut_s is not None:
             name = f"cut: {self.max_events} events"
             self.events.append({"name": name, "ph": "i", "s": "g", "ts": _us(end_s), "pid": 1, "tid": 1, "args": {}})
+        rejected = self._draw_turned_away(np.inf if self.cut_s is None else end_s)
+        drawn = len(self.seen) + (self._draw_unseen(end_s) if self.cut_s is None else 0)
         assert whole.replica_times is not None
         # A run that ends with its window cuts off the steps that are under way; the kernel does not count those.
         left_out = 0 if self.cut_s is None else max(0, int(whole.replica_times.steps.sum()) - self.steps)
@@ -343,27 +365,39 @@ class Timeline:
             steps=self.steps,
             steps_left_out=left_out,
             requests=drawn,
-            requests_left_out=len(whole) - drawn,
+            requests_left_out=len(whole) - len(self.turned_away) - drawn,
+            rejected=rejected,
+            rejected_left_out=len(self.turned_away) - rejected,
         )
 
-    def _draw_unseen(self, end_s: float) -> int:
-        """Requests that were rejected, or still queued when the run ended, while there is room."""
+    def _draw_turned_away(self, until_s: float) -> int:
+        """Rejected requests of the drawn time as marks, while there is room; no replica took them."""
         whole, drawn = self.whole, 0
-        for index in np.flatnonzero(~np.isin(np.arange(len(whole)), list(self.seen))):
+        pid = min(self.engines, default=0) + 1
+        for index, time_s in zip(self.turned_away, self.turned_away_s, strict=True):
+            if time_s > until_s or len(self.names) + len(self.events) + 1 > self.max_events:
+                break
+            workload, prompt_tokens = whole.workload_names[int(whole.workload[index])], int(whole.prompt_tokens[index])
+            name = f"rejected: {workload}, {prompt_tokens} prompt tokens"
+            place: Event = {"ts": _us(float(time_s)), "pid": pid, "tid": pid}
+            args = {"request": int(index)}
+            self.events.append({"name": name, "cat": "request", "ph": "i", "s": "p", **place, "args": args})
+            drawn += 1
+        return drawn
+
+    def _draw_unseen(self, end_s: float) -> int:
+        """Requests that were still queued when the run ended, while there is room."""
+        whole, drawn = self.whole, 0
+        for index in np.setdiff1d(np.arange(len(whole)), [*self.seen, *self.turned_away]):
             if len(self.names) + len(self.events) + 3 > self.max_events:
                 break
             replica = int(whole.replica[index])
             workload, prompt_tokens = int(whole.workload[index]), int(whole.prompt_tokens[index])
             arrival_s = float(whole.arrival_s[index]) + self.request_overhead_s
-            if replica < 0:
-                name = f"rejected: {self.whole.workload_names[workload]}, {prompt_tokens} prompt tokens"
-                place: Event = {"ts": _us(arrival_s), "pid": 1, "tid": 1}
-                self.events.append({"name": name, "cat": "request", "ph": "i", "s": "p", **place, "args": {}})
-            else:
-                pid = self._pid(replica)
-                name = f"{index} {self.whole.workload_names[workload]}: {prompt_tokens} prompt tokens"
-                self._name_thread(pid, REQUEST_TID + int(index), name)
-                self._wait(pid, REQUEST_TID + int(index), arrival_s, max(arrival_s, end_s))
+            pid = self._pid(replica)
+            name = f"{index} {self.whole.workload_names[workload]}: {prompt_tokens} prompt tokens"
+            self._name_thread(pid, REQUEST_TID + int(index), name)
+            self._wait(pid, REQUEST_TID + int(index), arrival_s, max(arrival_s, end_s))
             drawn += 1
         return drawn
 
@@ -396,6 +430,8 @@ def _lines(timeline: Timeline, drawn: Drawn, title: str) -> Iterator[str]:
         "steps_left_out": drawn.steps_left_out,
         "requests": drawn.requests,
         "requests_left_out": drawn.requests_left_out,
+        "rejected": drawn.rejected,
+        "rejected_left_out": drawn.rejected_left_out,
     }
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about, ensure_ascii=False)},"traceEvents":['
     separator = "\n"

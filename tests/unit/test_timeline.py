@@ -64,12 +64,18 @@ def draw(
     max_events: int = 200_000,
     window: Window | None = None,
     drain: bool = True,
+    max_num_queued_reqs: int | None = None,
 ) -> tuple[dict[str, Any], Drawn, RequestLog]:
     """The file, what is said of it, and the kernel's log of the same run."""
     requests = requests if requests is not None else stream()
     arguments: dict[str, Any] = {
         "engine": EngineConfig(
-            tensor_parallel_size=1, max_num_seqs=8, max_num_batched_tokens=48, max_model_len=256, block_size=4
+            tensor_parallel_size=1,
+            max_num_seqs=8,
+            max_num_batched_tokens=48,
+            max_model_len=256,
+            block_size=4,
+            max_num_queued_reqs=max_num_queued_reqs,
         ),
         "model": model(),
         "num_blocks": num_blocks,
@@ -316,9 +322,31 @@ def test_a_request_that_can_never_fit_is_a_mark(tmp_path: Path) -> None:
     too_long = requests.prompt_tokens + requests.output_tokens - 1 > 30 * 4
     assert too_long.any()
     trace, drawn, whole = draw(tmp_path / "t.json", requests=requests, num_blocks=30)
-    assert drawn.requests == len(whole) == 40
+    assert drawn.requests + drawn.rejected == len(whole) == 40
+    assert f"{drawn.rejected} more were rejected" in drawn.sentence and drawn.complete
     marks = [e for e in trace["traceEvents"] if e["name"].startswith("rejected")]
-    assert len(marks) == int(too_long.sum()) == int((whole.status == 2).sum())
+    assert len(marks) == drawn.rejected == int(too_long.sum()) == int((whole.status == 2).sum())
+
+
+def test_answers_of_503_are_marks_in_the_drawn_time_and_counted_on_their_own(tmp_path: Path) -> None:
+    requests = stream(200, rate_rps=60.0)
+    for max_events in (200_000, 400, 100):
+        trace, drawn, whole = draw(tmp_path / "t.json", requests=requests, max_events=max_events, max_num_queued_reqs=8)
+        rejected = np.flatnonzero(whole.status == 2)
+        assert 20 < len(rejected) < 180
+        marks = {e["args"]["request"]: e["ts"] for e in trace["traceEvents"] if e["name"].startswith("rejected")}
+        at_us = {int(i): round((whole.arrival_s[i] + model().request_overhead_s) * 1e6) for i in rejected}
+        until_us = drawn.until_s * 1e6 if max_events < 200_000 else np.inf
+        assert marks.items() <= at_us.items()
+        assert len(trace["traceEvents"]) <= max_events
+        assert len(marks) == drawn.rejected == trace["otherData"]["rejected"]
+        assert all(ts <= until_us for ts in marks.values())
+        assert drawn.rejected + drawn.rejected_left_out == len(rejected)
+        assert drawn.requests + drawn.requests_left_out == len(whole) - len(rejected)
+        assert drawn.complete == (max_events == 200_000)
+        if not drawn.complete:
+            assert f"{drawn.rejected_left_out:,} of {len(rejected):,} rejected ones" in drawn.sentence
+            assert marks.keys() == {i for i, ts in at_us.items() if ts <= until_us}
 
 
 def test_equal_runs_give_equal_bytes_and_leave_no_other_file(tmp_path: Path) -> None:
