@@ -26,7 +26,7 @@ from planner.feasibility import Configuration, Rejection, check
 from planner.question import Option, Question
 from planner.search import Funnel, Ranked, run_funnel
 from planner.sizing import FleetEvidence
-from planner.space import combinations
+from planner.space import combinations, searched_flags
 from planner.sweep import Swept, sweep_batched_tokens
 
 __all__ = ["Findings", "find_answer"]
@@ -68,11 +68,12 @@ def find_answer(question: Question) -> Findings:
     funnels: list[Funnel] = []
     options: list[Option] = []
     total = feasible_total = 0
+    searched = searched_flags(question.loaded.scenario)
     for platform in question.platforms:
         feasible: list[Configuration] = []
         for flags in combinations(question.loaded.scenario, platform):
             total += 1
-            result = check(platform, flags)
+            result = check(platform, flags, searched=searched)
             if isinstance(result, Rejection):
                 rejections.append(result)
             else:

@@ -17,7 +17,7 @@ from planner.question import Question, make_question
 from planner.queue_limits import binding_sentence
 from planner.search import Progress, Ranked, run_funnel
 from planner.sizing import SEARCH_SEEDS, FleetEvidence, evidence_of
-from planner.space import combinations
+from planner.space import combinations, searched_flags
 from simulator.flags import FlagValue
 from simulator.scenario import LoadedScenario
 
@@ -67,7 +67,8 @@ def capacity_of(loaded: LoadedScenario, servers: int, progress: Progress | None 
     ranked: list[Ranked] = []
     rejection: Rejection | None = None
     for platform in question.platforms:
-        results = [check(platform, flags) for flags in combinations(loaded.scenario, platform)]
+        flags_of_all = combinations(loaded.scenario, platform)
+        results = [check(platform, flags, searched=searched_flags(loaded.scenario)) for flags in flags_of_all]
         feasible = [r for r in results if isinstance(r, Configuration)]
         rejection = next((r for r in results if isinstance(r, Rejection)), rejection)
         if feasible:

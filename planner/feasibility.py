@@ -6,7 +6,7 @@ error and never silently dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from hardware_profiles.memory import KvLedger, kv_ledger
@@ -20,8 +20,10 @@ from simulator.hardware_check import unusable_tensor_parallel_size
 __all__ = ["Configuration", "Platform", "Rejection", "check"]
 
 GIB = 1024**3
-SIZES = ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-"""Flags that every label holds, or that is the same in most plans."""
+ALWAYS = ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens")
+"""Flags that every label holds."""
+SIZES = (*ALWAYS, "max_model_len")
+"""Those, and one that has no usual value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +44,8 @@ class Configuration:
     engine: EngineConfig
     ledger: KvLedger
     """Where the GPU's memory goes."""
+    searched: frozenset[str] = frozenset()
+    """Flags that other configurations of the same search have other values of."""
 
     @property
     def replicas_per_server(self) -> int:
@@ -54,13 +58,15 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """Short and readable: replicas x TP, the two batch limits, and what else a plan does not do by itself."""
+        """Replicas x TP, the two batch limits, what is searched, and what else a plan does not do by itself."""
         engine = self.engine
         usual = {f.name: f.default for f in fields(EngineConfig)}
         others = "".join(
             f", {name} {flag_text(value)}"
             for name, value in engine.values().items()
-            if name in ENGINE_FLAGS and name not in SIZES and value != usual[name]
+            if name in ENGINE_FLAGS
+            and name not in ALWAYS
+            and (name in self.searched or (name not in SIZES and value != usual[name]))
         )
         return (
             f"{self.replicas_per_server} × TP{engine.tensor_parallel_size}, max_num_seqs {engine.max_num_seqs}, "
@@ -83,9 +89,13 @@ class Rejection:
 
 
 def check(
-    platform: Platform, flags: Mapping[str, FlagValue], *, longest_tokens: int | None = None
+    platform: Platform,
+    flags: Mapping[str, FlagValue],
+    *,
+    longest_tokens: int | None = None,
+    searched: Iterable[str] = (),
 ) -> Configuration | Rejection:
-    """Apply the rules in order; the first that fails is the binding constraint.
+    """Apply the rules in order; the first that fails is the binding constraint. Labels name the `searched` flags.
 
     `longest_tokens` is the longest fixed prompt and answer of the workloads, where it is known.
     """
@@ -139,7 +149,7 @@ def check(
             f"the KV cache holds {max(0, ledger.kv_tokens):,} tokens, fewer than one request of max_model_len "
             f"{engine.max_model_len:,}; vLLM refuses to start",
         )
-    return Configuration(platform=platform, engine=engine, ledger=ledger)
+    return Configuration(platform=platform, engine=engine, ledger=ledger, searched=frozenset(searched))
 
 
 def _broken_rule(engine: EngineConfig) -> tuple[str, str] | None:

@@ -17,7 +17,8 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
 from hardware_profiles.strict_yaml import load_model, load_yaml
-from planner.plan_file import Candidate, Plan, plan_sha256
+from planner.plan_file import Candidate, EngineFlagValues, Plan, plan_sha256
+from simulator.engine import flag_value
 from simulator.flags import FlagValue, flag_text
 
 __all__ = ["Recipe", "export_vllm_config", "load_recipe", "shortlisted", "write_shortlist"]
@@ -79,10 +80,16 @@ def recipe_of(plan: Plan, candidate: Candidate) -> Recipe:
         node=candidate.node,
         engine=engines[0] if engines else "vllm",
         image=f"{IMAGES[load_node(candidate.node).platform]}:v{plan.vllm_version}",
-        vllm=candidate.engine,
+        vllm=_flags(candidate.engine),
         replicas_per_server=candidate.replicas_per_server,
         plan_sha256=plan_sha256(plan),
     )
+
+
+def _flags(engine: EngineFlagValues) -> EngineFlagValues:
+    """A plan leaves out what is vLLM's default; what it counts on most is written all the same."""
+    counted_on = "enable_prefix_caching"
+    return engine | ({counted_on: True} if flag_value(engine, counted_on) is True else {})
 
 
 def write_shortlist(plan: Plan, folder: Path) -> tuple[Path, ...]:

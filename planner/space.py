@@ -17,7 +17,14 @@ from simulator.flags import FlagValue
 from simulator.scenario import LoadedScenario, Scenario
 from simulator.traffic import ClosedTraffic
 
-__all__ = ["baseline_configuration", "combinations", "find_platforms", "refuse_closed_loops", "searched_values"]
+__all__ = [
+    "baseline_configuration",
+    "combinations",
+    "find_platforms",
+    "refuse_closed_loops",
+    "searched_flags",
+    "searched_values",
+]
 
 DEFAULT_MAX_NUM_SEQS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DEFAULT_MAX_NUM_BATCHED_TOKENS = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
@@ -57,6 +64,11 @@ def combinations(scenario: Scenario, platform: Platform) -> Iterator[dict[str, F
     lists = _lists(scenario, platform)
     for values in itertools.product(*lists.values()):
         yield {**fixed, **dict(zip(lists, values, strict=True))}
+
+
+def searched_flags(scenario: Scenario) -> tuple[str, ...]:
+    """The flags that a user lists values of: what labels tell apart."""
+    return tuple(scenario.search.lists()) if scenario.search is not None else ()
 
 
 def searched_values(scenario: Scenario, platform: Platform, flag: str) -> tuple[FlagValue, ...]:

@@ -43,7 +43,8 @@ def sweep_batched_tokens(question: Question, best: Confirmed) -> tuple[Swept, ..
     swept: list[Swept] = []
     for done, value in enumerate(values):
         question.progress("sweeping max_num_batched_tokens", done, len(values))
-        other = check(configuration.platform, {**configuration.engine.values(), "max_num_batched_tokens": value})
+        flags = {**configuration.engine.values(), "max_num_batched_tokens": value}
+        other = check(configuration.platform, flags, searched=configuration.searched)
         if not isinstance(other, Configuration):
             continue
         run = question.screen.fleet_run(

@@ -24,6 +24,7 @@ from planner.search import Progress
 from planner.write_best import best_of
 from planner.write_miss import baseline_of, nearest_miss_of
 from simulator.scenario import LoadedScenario
+from simulator.score import cached_fraction
 
 __all__ = ["VLLM_VERSION", "make_plan"]
 
@@ -133,7 +134,7 @@ def _tied(findings: Findings) -> list[Option]:
 def _notes(findings: Findings) -> tuple[str, ...]:
     """What must be said before the numbers."""
     question = findings.question
-    notes: list[str] = []
+    notes: list[str] = _prefix_cache_notes(findings)
     best, base = findings.best, findings.baseline_configuration
     if best is not None:
         chosen = best.option.configuration
@@ -165,6 +166,26 @@ def _notes(findings: Findings) -> tuple[str, ...]:
         notes.append("Simulated, not validated on hardware: measure the shortlist on a real server before you buy.")
     notes.append("The rates of the scenario are taken to hold all day and all month.")
     return tuple(notes)
+
+
+def _prefix_cache_notes(findings: Findings) -> list[str]:
+    """What the prefix cache finds, or that prefixes are shared and nothing looks for them."""
+    scenario, best = findings.question.loaded.scenario, findings.best
+    if best is not None and best.option.configuration.engine.enable_prefix_caching:
+        share = cached_fraction([row for s in best.at.scores for row in s.workloads])
+        if share is None:
+            return []
+        found = f"{share:.1%} of the prompt tokens were found by replicas that had served the documents before"
+        return [f"Prefix caching is on: {found}."]
+    searched = scenario.search.enable_prefix_caching if scenario.search is not None else None
+    sharing = [name for name, workload in scenario.workloads.items() if workload.prefix is not None]
+    if not sharing or scenario.engine.enable_prefix_caching or (searched is not None and True in searched):
+        return []
+    who = f"Workload {sharing[0]} shares" if len(sharing) == 1 else f"Workloads {', '.join(sharing)} share"
+    return [
+        f"{who} prefixes, but prefix caching is off: no prompt is found again; search enable_prefix_caching: "
+        "[true, false] to see what it is worth."
+    ]
 
 
 def _turned_away(question: Question, best: Confirmed) -> list[str]:

@@ -28,7 +28,8 @@ def candidate_names(plan: Plan, *, place: bool = True) -> tuple[str, ...]:
     names: list[str] = []
     for c in rows:
         where = ([c.node] if several_nodes else []) + ([c.precision] if several_precisions else [])
-        extra = [flags_text(c.engine, varying)] if labels[c.label] > 1 and varying else []
+        untold = [name for name in varying if f", {name} " not in c.label] if labels[c.label] > 1 else []
+        extra = [flags_text(c.engine, untold)] if untold else []
         names.append(", ".join([*where, c.label, *extra]))
     return tuple(names)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hardware_profiles.errors import InputError
 from planner.bound import load_bound
@@ -12,8 +13,10 @@ from planner.plan_file import Plan
 from planner.prefix_cache import most_cached_fraction
 from planner.question import make_question
 from planner.report.html import render_html
+from planner.report.names import candidate_names
 from planner.search import bisect_load
 from planner.simulation import simulate_fleet
+from planner.summary import print_plan
 from planner.write_up import make_plan
 from simulator.engine import EngineConfig
 from simulator.flags import FlagValue
@@ -63,6 +66,34 @@ def test_shared_prefixes_make_prefix_caching_worth_more_than_nothing(rag_plan: P
     page = render_html(rag_plan)
     assert "Prefix caching is on: replicas that had served these documents before found " in page
     assert "rag: 20 documents of 3072 tokens, zipf" in page
+
+
+def test_the_summary_begins_with_what_the_prefix_cache_found(
+    rag_plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rag_plan.best is not None and rag_plan.best.cached_fraction is not None
+    found = f"Prefix caching is on: {rag_plan.best.cached_fraction:.1%} of the prompt tokens were found by replicas"
+    assert rag_plan.notes[0].startswith(found)
+    print_plan(rag_plan, tmp_path, Console(width=300))
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"- {found}")
+
+
+def test_a_searched_flag_stands_in_every_label(rag_plan: Plan) -> None:
+    for candidate in rag_plan.candidates:
+        value = "false" if candidate.engine.get("enable_prefix_caching") is False else "true"
+        assert candidate.label.endswith(f"enable_prefix_caching {value}")
+    assert len({c.label for c in rag_plan.candidates}) == len(rag_plan.candidates)
+    assert candidate_names(rag_plan) == tuple(c.label for c in rag_plan.candidates)
+
+
+def test_shared_prefixes_without_a_cache_are_noted_with_the_way_to_see_its_worth(tmp_path: Path) -> None:
+    text = RAG_SCENARIO.replace(", enable_prefix_caching: [true, false]", "").replace("[64, 96, 128]", "[128]")
+    plan = make_plan(load_scenario(write(tmp_path, text)))
+    assert plan.notes[0] == (
+        "Workload rag shares prefixes, but prefix caching is off: no prompt is found again; search "
+        "enable_prefix_caching: [true, false] to see what it is worth."
+    )
+    assert sum("prefix caching" in note for note in plan.notes) == 1
 
 
 def test_a_plan_without_prefix_caching_says_so(small_plan: Plan) -> None:

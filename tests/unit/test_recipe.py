@@ -188,11 +188,12 @@ def test_every_flag_of_a_scenario_reaches_vllm_through_the_exported_file(plan: P
     assert "clients send `priority`" in config
 
 
-def test_a_plan_that_counts_on_the_prefix_cache_leaves_it_to_vllms_default(plan: Plan, tmp_path: Path) -> None:
+def test_a_plan_that_counts_on_the_prefix_cache_writes_it_out(plan: Plan, tmp_path: Path) -> None:
     data = plan.model_dump(mode="json")
     del data["candidates"][0]["engine"]["enable_prefix_caching"]
     recipe = load_recipe(write_shortlist(Plan.model_validate_json(json.dumps(data)), tmp_path)[0])
-    assert "prefix" not in export_vllm_config(recipe)
+    assert recipe.vllm["enable_prefix_caching"] is True
+    assert "\nenable-prefix-caching: true\n" in export_vllm_config(recipe)
 
 
 def test_a_switch_that_is_off_is_not_written_as_false(best: Path) -> None:
