@@ -116,7 +116,7 @@ def find_answer(question: Question) -> Findings:
         sweep=sweep,
         sweep_simulations=sweep_simulations,
         wall_s=time.perf_counter() - began_wall_s,
-        cpu_s=time.process_time() - began_cpu_s - question.screen.spent.compile_s,
+        cpu_s=time.process_time() - began_cpu_s - question.screen.spent.compile_cpu_s,
     )
 
 

@@ -282,7 +282,9 @@ class Screened(_Part):
     engine_steps: int
     wall_s: float
     cpu_s: float
+    """Of all processes, without compilation."""
     compile_s: float
+    """Wall time of loading or compiling the kernels."""
 
 
 class Plan(_Part):
