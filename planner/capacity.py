@@ -16,6 +16,7 @@ from planner.feasibility import Configuration, Rejection, check
 from planner.question import Question, make_question
 from planner.queue_limits import binding_sentence
 from planner.search import Progress, Ranked, run_funnel
+from planner.server_count import servers_text
 from planner.sizing import SEARCH_SEEDS, FleetEvidence, evidence_of
 from planner.space import combinations, searched_flags
 from simulator.flags import FlagValue
@@ -51,12 +52,12 @@ class Capacity:
 
     def sentence(self) -> str:
         if self.multiplier == 0:
-            return (
-                f"{self.servers} servers meet the targets at no load that was tried; {self.binding} binds. {self.note}"
-            )
+            who = servers_text(self.servers, "meets", "meet")
+            return f"{who} the targets at no load that was tried; {self.binding} binds. {self.note}"
         sure = "confirmed by full runs" if self.certified else "ranked only: full runs did not certify it"
+        who = servers_text(self.servers, "carries", "carry")
         return (
-            f"{self.servers} servers carry {self.multiplier:.3g} times the demand ({self.label}), {sure}. "
+            f"{who} {self.multiplier:.3g} times the demand ({self.label}), {sure}. "
             f"There {self.binding}; just above, {self.next_binding}. {self.note}"
         )
 
@@ -136,7 +137,7 @@ def _bisect(question: Question, entry: Ranked, servers: int) -> tuple[FleetEvide
     """The largest load that meets and the smallest that was seen to miss, on the fleet."""
 
     def look(load: float, done: int) -> FleetEvidence:
-        question.progress(f"bisecting the load of {servers} servers", done, 10)
+        question.progress(f"bisecting the load of {servers_text(servers)}", done, 10)
         return evidence_of(
             question.screen,
             entry.configuration,

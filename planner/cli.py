@@ -150,6 +150,7 @@ def simulate(
     Example: goodfleet simulate examples/four-workloads.yaml --servers 4 --requests-out log.parquet
     """
     from planner.output_path import input_files, refuse_input, refuse_unwritable
+    from planner.progress import shown
     from planner.simulation import print_simulation, simulate_fleet, write_first_timeline
     from simulator.log import write_log
     from simulator.scenario import load_scenario
@@ -170,7 +171,8 @@ def simulate(
         print_simulation(found, console())
     if timeline is not None:
         try:
-            drawn = write_first_timeline(found, timeline, max_events=timeline_events)
+            with shown(quiet=as_json) as progress:
+                drawn = write_first_timeline(found, timeline, max_events=timeline_events, progress=progress)
         except OSError as error:
             raise InputError(f"{timeline} cannot be written ({error.strerror}); give --timeline another path") from None
         if not as_json:

@@ -17,6 +17,7 @@ from planner.bound import load_bound
 from planner.feasibility import Configuration, Rejection
 from planner.question import Option, Question
 from planner.search import Funnel, Ranked, bisect_load, simplicity
+from planner.server_count import servers_text
 from planner.sizing import SEARCH_SEEDS, FleetEvidence, SizedFleet, bracket, evidence_of
 from planner.space import baseline_configuration
 
@@ -75,7 +76,8 @@ def _bracket(
     question: Question, ranked: Ranked, *, load: float, guess: int, limit: int, done: int = 0
 ) -> SizedFleet | FleetEvidence:
     def progress(done: int, servers: int) -> None:
-        question.progress(f"sizing {ranked.configuration.label}, {servers} servers", done, FINALISTS_PER_PLATFORM + 2)
+        stage = f"sizing {ranked.configuration.label}, {servers_text(servers)}"
+        question.progress(stage, done, FINALISTS_PER_PLATFORM + 2)
 
     return bracket(
         question.screen,
@@ -112,7 +114,7 @@ def confirm(question: Question, option: Option) -> Confirmed | None:
 
     def look(servers: int) -> FleetEvidence:
         if servers not in seen:
-            question.progress(f"confirming {servers} servers, full runs", len(seen), 4)
+            question.progress(f"confirming {servers_text(servers)}, full runs", len(seen), 4)
             seen[servers] = _full(question, option, servers, question.load, len(question.replications))
         return seen[servers]
 

@@ -18,6 +18,7 @@ from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
 from hardware_profiles.strict_yaml import load_model, load_yaml
 from planner.plan_file import Candidate, EngineFlagValues, Plan, plan_sha256
+from planner.server_count import servers_text
 from simulator.engine import flag_value
 from simulator.flags import FlagValue, flag_text
 
@@ -158,7 +159,7 @@ def _start_notes(recipe: Recipe) -> list[str]:
 
 
 def _recipe_text(recipe: Recipe, row: Candidate, number: str) -> str:
-    servers = f"{row.servers} servers with spares"
+    servers = f"{servers_text(row.servers)} with spares"
     known = {
         "confirmed": f"{servers}: confirmed by full simulations",
         "fleet": f"{servers}: simulated as a fleet",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from planner.extrapolation import host_time_missing
 from planner.feasibility import Configuration, Rejection
 from planner.queue_limits import binding_sentence, rejected_fraction, rejected_sentence
 from planner.screen import Screen
+from planner.search import Progress
+from planner.server_count import servers_text
 from planner.sizing import FleetEvidence
 from planner.space import baseline_configuration, find_platforms
 from simulator.hardware_check import load_model_and_nodes
@@ -238,15 +241,20 @@ def _closed_run(
     )
 
 
-def write_first_timeline(found: FleetSimulation, path: Path, *, max_events: int) -> Drawn:
+def write_first_timeline(
+    found: FleetSimulation, path: Path, *, max_events: int, progress: Progress = lambda stage, done, total: None
+) -> Drawn:
     """Play the first run once more in the reference simulation, which shows every step, and write what it did."""
     run = found.runs[0]
     replicas = found.servers * found.configuration.replicas_per_server
+    stage = "drawing the timeline, events"
+    progress(stage, 0, max_events)
     timeline = Timeline(
         whole=run.log,
         num_blocks=found.configuration.num_blocks,
         request_overhead_s=found.model.request_overhead_s,
         max_events=max_events,
+        progress=partial(progress, stage),
     )
     simulate(
         run.stream,
@@ -260,7 +268,7 @@ def write_first_timeline(found: FleetSimulation, path: Path, *, max_events: int)
         backend="reference",
         observer=timeline,
     )
-    title = f"{found.servers} servers, {found.configuration.label}, {found.multiplier:g} × the demand, first run"
+    title = f"{servers_text(found.servers)}, {found.configuration.label}, {found.multiplier:g} × the demand, first run"
     return write_timeline(timeline, path, title=title)
 
 
@@ -276,7 +284,7 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
     else:
         verdict = f"Misses its targets: {binding_sentence(evidence, found.configuration.engine.values())}"
     console.print(
-        f"{verdict}. {found.servers} servers, {found.configuration.label}, {found.multiplier:g} × the demand, "
+        f"{verdict}. {servers_text(found.servers)}, {found.configuration.label}, {found.multiplier:g} × the demand, "
         f"{len(found.runs)} replications.",
         style="bold",
         highlight=False,

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from planner.plan_file import Plan
 from planner.queue_limits import limits_text
+from planner.server_count import servers_text
 
 __all__ = ["answer_sentence", "print_plan"]
 
@@ -20,16 +21,17 @@ def answer_sentence(plan: Plan) -> str:
     if best is None:
         miss = plan.nearest_miss
         assert miss is not None
-        where = f" on {miss.servers} servers" if miss.servers is not None else ""
+        where = f" on {servers_text(miss.servers)}" if miss.servers is not None else ""
         reached = f": {miss.value:,.0f} ms against {miss.limit:,.0f} ms" if miss.value and miss.limit else ""
         if miss.value is None and miss.rejected_fraction and (limits := limits_text(miss.engine)):
             reached = f": {miss.rejected_fraction:.1%} of its requests were answered 503 ({limits})"
         what = f"{miss.workload} {miss.target}" if miss.workload else miss.target
         return f"Nothing meets the targets. Nearest: {miss.label}{where}; {what} binds{reached}."
     probability = best.probability_of_meeting_targets
+    meet = "meets" if best.servers == 1 else "meet"
     return (
-        f"{best.servers} servers ({best.label}) at USD {best.cost_usd_per_month:,.2f} in the first month meet every "
-        f"target at {plan.load:g} times the demand with probability {probability:.2f}; not validated on hardware."
+        f"{servers_text(best.servers)} ({best.label}) at USD {best.cost_usd_per_month:,.2f} in the first month {meet} "
+        f"every target at {plan.load:g} times the demand with probability {probability:.2f}; not validated on hardware."
     )
 
 
@@ -50,10 +52,8 @@ def print_plan(plan: Plan, folder: Path, console: Console) -> None:
             )
         if plan.baseline is not None:
             base = plan.baseline
-            saving = (
-                f"; the plan saves USD {base.saving_usd_per_month:,.2f} a month" if base.saving_usd_per_month else ""
-            )
-            servers = f"{base.servers} servers" if base.servers is not None else base.note
+            saving = _saving(base.saving_usd_per_month)
+            servers = servers_text(base.servers) if base.servers is not None else base.note
             console.print(f"Baseline {base.label}: {servers}{saving}.", highlight=False)
         console.print(_workloads(plan))
     else:
@@ -69,6 +69,14 @@ def print_plan(plan: Plan, folder: Path, console: Console) -> None:
     )
     then = f"; confirm {folder / 'shortlist'} on hardware" if plan.shortlist else ""
     console.print(f"Open {folder / 'plan.html'}{then}.", highlight=False)
+
+
+def _saving(saving_usd: float | None) -> str:
+    if not saving_usd:
+        return ""
+    if saving_usd < 0:
+        return f"; the plan costs USD {-saving_usd:,.2f} a month more"
+    return f"; the plan saves USD {saving_usd:,.2f} a month"
 
 
 def _workloads(plan: Plan) -> Table:

@@ -15,6 +15,7 @@ from planner.plan_file import Best, IntervalRow, Pool, SweepPoint, SweepWorkload
 from planner.prefix_cache import most_cached_fraction
 from planner.question import Question
 from planner.queue_limits import binding_sentence, limits_text, rejected_fraction
+from planner.server_count import servers_text
 from planner.sizing import FleetEvidence, Interval
 from planner.sweep import Swept
 from simulator.engine import EngineConfig
@@ -86,9 +87,9 @@ def _fewer(best: Confirmed) -> str:
     workload, target, _, _ = best.fewer.binding
     attained = best.fewer.attainment[workload].value
     if any(s.saturated for s in best.fewer.scores):
-        return f"{best.fewer.servers} servers are saturated: the queue grows ({workload} {target})"
+        return f"{servers_text(best.fewer.servers, 'is', 'are')} saturated: the queue grows ({workload} {target})"
     missed = binding_sentence(best.fewer, best.option.configuration.engine.values())
-    return f"{best.fewer.servers} servers miss: {missed}, attainment {attained:.4f}"
+    return f"{servers_text(best.fewer.servers, 'misses', 'miss')}: {missed}, attainment {attained:.4f}"
 
 
 def _workload(question: Question, engine: EngineConfig, evidence: FleetEvidence, name: str) -> WorkloadAnswer:

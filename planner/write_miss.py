@@ -12,6 +12,7 @@ from planner.plan_file import Baseline, NearestMiss
 from planner.question import Question
 from planner.queue_limits import binding_sentence, raise_limit, rejected_fraction
 from planner.search import Ranked
+from planner.server_count import servers_text
 from planner.sizing import FleetEvidence
 
 __all__ = ["baseline_of", "nearest_miss_of"]
@@ -34,7 +35,7 @@ def baseline_of(findings: Findings) -> Baseline:
     assert configuration is not None
     if isinstance(found, FleetEvidence):
         missed = binding_sentence(found, configuration.engine.values())
-        note = f"Misses its targets even on {found.servers} servers: {missed}"
+        note = f"Misses its targets even on {servers_text(found.servers)}: {missed}"
         servers, cost = None, None
     else:
         servers, cost = found.servers + question.spare_servers, float(found.cost_usd)
@@ -99,7 +100,7 @@ def _changes(question: Question, ranked: Ranked, evidence: FleetEvidence) -> tup
     if ranked.load > 0:
         needed = int(np.ceil(question.load / ranked.load))
         changes.append(
-            f"about {needed} servers: raise fleet.max_servers from {question.max_servers}, or lower the rates to "
+            f"about {servers_text(needed)}: raise fleet.max_servers from {question.max_servers}, or lower the rates to "
             f"{question.max_servers * ranked.load / question.load:.0%} of the scenario's"
         )
     else:

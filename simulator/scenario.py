@@ -88,7 +88,7 @@ class Fleet(BaseModel):
     headroom: Annotated[float, Field(ge=0, le=4, examples=[0.2])] = 0.2
     "The fleet is sized for demand x (1 + headroom); 0.2 is 20 %."
     max_servers: Annotated[int, Field(ge=1, le=1_000_000, examples=[64])] = 64
-    "More servers than this are no answer."
+    "More servers than this, spares apart, are no answer: spare_servers come on top."
 
 
 class Cost(BaseModel):

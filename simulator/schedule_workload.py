@@ -98,7 +98,7 @@ class ScheduleRequest(BaseModel):
     prompt_len: Count | None = None
     prompt_tokens: Annotated[tuple[Annotated[int, Field(ge=0, le=MOST)], ...], Field(min_length=1)] | None = None
     priority: Annotated[int, Field(ge=-MOST, le=MOST)] = 0
-    """Lower goes first; equal ones by arrival. Read under `scheduling_policy: priority` only."""
+    """Lower goes first; equal ones by arrival. Only with `scheduling_policy: priority`."""
     eos_after: Count | None = None
     """The answer ends with this token of it, although `max_tokens` allows more; the scheduler cannot know."""
     accepted: tuple[Annotated[int, Field(ge=0, le=MOST)], ...] = ()
@@ -228,6 +228,10 @@ def _refuse_what_cannot_be_followed(workload: ScheduleWorkload, file: str | None
         if request.eos_after is not None and request.eos_after > request.max_tokens:
             problem = f"{request.eos_after} is more than max_tokens {request.max_tokens}; leave it out or make it less"
             raise InputError(problem, file=file, key=f"{key}.eos_after")
+        if request.priority != 0 and flags.scheduling_policy != "priority":
+            problem = f"{request.priority} changes nothing while requests are served in order of arrival"
+            cure = "leave it out, or write flags.scheduling_policy: priority"
+            raise InputError(f"{problem}; {cure}", file=file, key=f"{key}.priority")
         if request.accepted and flags.speculative_config is None:
             problem = "there are no drafts without flags.speculative_config; leave it out or write that"
             raise InputError(problem, file=file, key=f"{key}.accepted")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +35,8 @@ PER_STEP = 5
 """The step and two counters, and the same two where the replica was idle before it."""
 PER_NEW_REQUEST, PER_KNOWN_REQUEST = 5, 3
 """A name, front end, queue, chunk and the decode that may follow; a wait, a chunk and that decode."""
+
+STEPS_PER_REPORT = 200
 
 REQUEST_TID = 1_000_000
 """Thread numbers of requests begin here: Perfetto wants them unique in the whole file, and takes 0 for the idle one."""
@@ -120,6 +122,8 @@ class Timeline:
     request_overhead_s: float
     """Front end: from the arrival that the log counts to the engine."""
     max_events: int = MAX_EVENTS
+    progress: Callable[[int, int], None] | None = None
+    """Told now and then how many events are drawn, of how many at most."""
     cut_s: float | None = None
     """End of the first step that is not drawn."""
     steps: int = 0
@@ -262,6 +266,8 @@ class Timeline:
             waiting=waiting,
         )
         self.steps += 1
+        if self.progress is not None and self.steps % STEPS_PER_REPORT == 0:
+            self.progress(len(self.events), self.max_events)
 
     def _preempt(self, request: SeenRequest, now_s: float) -> None:
         track = self.tracks.get(request.index)

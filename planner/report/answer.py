@@ -36,12 +36,13 @@ def answer(plan: Plan) -> Html:
 def _sentence(plan: Plan, best: Best) -> Html:
     nodes = " and ".join(dict.fromkeys(pool.node for pool in best.pools))
     precisions = "/".join(dict.fromkeys(pool.precision for pool in best.pools))
+    serve, meet = ("serves", "meets") if best.servers == 1 else ("serve", "meet")
     return el(
         "h1",
         join(el("b", figure("servers", best.servers)), f" ({nodes}) with {plan.scenario['model']} in {precisions} as "),
         el("span", best_name(plan, best), class_="flags"),
-        join(" serve this traffic for ", el("b", figure("usd", best.cost_usd_per_month)), " a month and meet every "),
-        join("target with a probability of ", el("b", figure("share", best.probability_of_meeting_targets))),
+        join(f" {serve} this traffic for ", el("b", figure("usd", best.cost_usd_per_month)), f" a month and {meet} "),
+        join("every target with a probability of ", el("b", figure("share", best.probability_of_meeting_targets))),
         "; simulated, not validated on hardware.",
     )
 
@@ -154,8 +155,8 @@ def saving(plan: Plan) -> Html | None:
     if base.saving_usd_per_month == 0:
         title = join(title, " and costs the same")
     elif base.saving_usd_per_month is not None:
-        word = "saves" if base.saving_usd_per_month >= 0 else "costs more by"
-        title = join(title, f"; the plan {word} ", figure("usd", abs(base.saving_usd_per_month)), " a month")
+        word, than = ("saves", "") if base.saving_usd_per_month > 0 else ("costs", " more")
+        title = join(title, f"; the plan {word} ", figure("usd", abs(base.saving_usd_per_month)), f" a month{than}")
     flags = flags_text(base.engine)
     today = figure("servers", base.servers_today) if base.servers_today is not None else None
     return section(

@@ -11,6 +11,7 @@ from planner.report.layout import bar, section, table
 from planner.report.markup import Html, el, join
 from planner.report.names import candidate_names, flags_text, varying_flags
 from planner.report.picture import Point, front_of, pictures
+from planner.server_count import servers_text
 from simulator.engine import flag_value
 from simulator.flags import FlagValue, flag_text
 
@@ -92,12 +93,12 @@ def _points(
         chosen = plan.best is not None and members[0] == 0
         ties = sum(c.tied for c in rows)
         mark = "chosen" if chosen else "tied" if ties else "ranked" if ranked else "sized"
-        label = "" if group in labelled else f"{group}, {rows[0].servers} servers"
+        label = "" if group in labelled else f"{group}, {servers_text(rows[0].servers)}"
         labelled.add(group)
         if chosen:
-            label = f"chosen: {rows[0].servers} servers" + (f" (+ {ties} tied)" if ties else "")
+            label = f"chosen: {servers_text(rows[0].servers)}" + (f" (+ {ties} tied)" if ties else "")
         hover = f"{names[members[0]]}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''}"
-        hover += f": {rows[0].servers} servers, USD {y:,.2f} a month, {metric.upper()} p99 {x:,.0f} ms"
+        hover += f": {servers_text(rows[0].servers)}, USD {y:,.2f} a month, {metric.upper()} p99 {x:,.0f} ms"
         points.append(Point(x=x, y=y, group=group, count=len(rows), mark=mark, label=label, hover=hover))
     return points
 

@@ -266,6 +266,14 @@ def test_simulate_draws_its_first_run_and_says_what_was_cut(
     assert [p.name for p in path.parent.iterdir()] == ["run.json"]
 
 
+def test_drawing_a_timeline_says_that_it_is_at_work(goodfleet: Run, small_scenario: Path, tmp_path: Path) -> None:
+    command = ("simulate", small_scenario, "--servers", "1", "--replications", "2", "--multiplier", "0.2")
+    done = goodfleet(*command, "--timeline", tmp_path / "t.json", "--timeline-events", "2000")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == "drawing the timeline …"
+    assert ". 1 server, " in " ".join(done.stdout.split())
+
+
 def test_simulate_shows_the_gaps_that_readers_feel(goodfleet: Run, small_scenario: Path) -> None:
     command = ("simulate", small_scenario, "--servers", "1", "--replications", "2")
     done = goodfleet(*command)

@@ -71,6 +71,14 @@ def test_a_sliding_window_holds_its_tokens_those_in_flight_and_a_block_more() ->
     assert most_blocks(ANSWER_OF_4, windows=[None, 10], block_size=1, **flags) == 63 + 50
 
 
+def test_a_priority_that_changes_nothing_is_refused() -> None:
+    request = {"prompt_len": 4, "max_tokens": 2, "priority": 1}
+    with pytest.raises(InputError, match=r"requests\[0\].priority: 1 changes nothing .*scheduling_policy: priority"):
+        workload_of(request)
+    assert workload_of(request, scheduling_policy="priority").requests[0].priority == 1
+    assert workload_of(request | {"priority": 0}).requests[0].priority == 0
+
+
 @pytest.mark.parametrize("key", ["arrival_step", "max_tokens", "prompt_len", "max_num_seqs", "num_blocks"])
 def test_a_number_beyond_any_machine_is_refused(key: str) -> None:
     request = {"id": "a", "arrival_step": 0, "prompt_len": 1, "max_tokens": 1}
