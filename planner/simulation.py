@@ -59,9 +59,13 @@ class FleetSimulation:
         return any(s.saturated for s in self.scores)
 
     def little(self) -> tuple[float, float]:
-        """Mean requests in flight, and rate times mean time in the system: equal in a steady run."""
+        """Mean requests in flight, and rate times mean time in the system: equal in a steady run.
+
+        Of the requests that entered: one that is turned away is nowhere in flight.
+        """
         flight = float(np.mean([s.in_flight_mean for s in self.scores]))
-        rate = float(np.mean([s.offered_rps for s in self.scores]))
+        rejected_rps = [sum(row.rejected for row in s.workloads) / s.window_s for s in self.scores]
+        rate = float(np.mean([s.offered_rps for s in self.scores])) - float(np.mean(rejected_rps))
         return flight, rate * float(np.mean([run.end_to_end.mean_s for run in self.runs]))
 
     def utilization(self) -> dict[str, float]:

@@ -42,6 +42,8 @@ def test_a_simulation_says_how_many_were_answered_503(tmp_path: Path, capsys: py
     assert f"chat: {rejected:,} of {judged:,} requests ({share}) were answered 503: max_num_queued_reqs 5" in printed
     assert f"{share} of its requests were answered 503 (max_num_queued_reqs 5)" in printed
     assert "inf" not in printed
+    flight, rate_times_time = found.little()
+    assert rate_times_time == pytest.approx(flight, rel=0.05)
     assert found.as_dict()["workloads"]["chat"]["rejected_fraction"] == rejected / judged
 
 
