@@ -114,6 +114,8 @@ def capacity(
 ) -> None:
     """The largest multiple of the demand that N servers carry within the targets, and what binds.
 
+    With the best configuration of the search; `simulate` shows the baseline instead.
+
     Example: goodfleet capacity examples/four-workloads.yaml --servers 4
     """
     from planner.capacity import capacity_of

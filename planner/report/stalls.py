@@ -44,7 +44,7 @@ def stalls(plan: Plan, best: Best) -> Html | None:
         _title(best),
         table("Between two tokens of a stream", head, rows, right=range(1, 6)),
         el("p", note, class_="small"),
-        _sweep(plan, points) if len(points) > 1 else None,
+        _sweep(plan, best, points) if len(points) > 1 else None,
     )
 
 
@@ -61,13 +61,14 @@ def _title(best: Best) -> Html:
     return join("Half of the gaps between two tokens are under about ", under, "; the longest stall is ", most)
 
 
-def _sweep(plan: Plan, points: Sequence[SweepPoint]) -> Html:
+def _sweep(plan: Plan, best: Best, points: Sequence[SweepPoint]) -> Html:
     """The finding, the picture and its rows."""
     chosen = next(i for i, point in enumerate(points) if point.chosen)
     off = [i for i, point in enumerate(points) if point.saturated]
     slos: Mapping[str, Mapping[str, float]] = {
         name: workload.get("slo", {}) for name, workload in plan.scenario.get("workloads", {}).items()
     }
+    asked = {name: row.target_attainment for name, row in best.workloads.items()}
     spoken = f"p99 of ITL, longest stall and TTFT of each workload against {FLAG}, {len(points)} values"
     panels = (
         _panel("ITL p99, ms", "itl", points, slos),
@@ -84,7 +85,7 @@ def _sweep(plan: Plan, points: Sequence[SweepPoint]) -> Html:
     )  # fmt: skip
     return join(
         el("h3", f"What {FLAG} does to open streams"),
-        el("p", *_finding(points, chosen, slos)),
+        el("p", *_finding(points, chosen, slos), _misses(points, asked)),
         el(
             "figure",
             curves(panels, places, chosen=chosen, off=off, x_title=f"{FLAG} (tokens a step may have)", title=spoken),
@@ -145,6 +146,22 @@ def _compared(here: SweepPoint, other: SweepPoint, slos: Mapping[str, Mapping[st
         if limit is not None and before <= limit < after:
             ttft = join(ttft, ", above its target of ", figure("ms", float(limit)))
     return join(" With ", _value(other), " it is ", figure("ms", _longest_ms(other)), ", and ", ttft, ".")
+
+
+def _misses(points: Sequence[SweepPoint], asked: Mapping[str, float]) -> Html | None:
+    """Values at which too few requests of a workload meet all of its targets, which the curves alone do not show."""
+    found: list[Html] = []
+    for point in points:
+        if point.saturated:
+            continue
+        short = [(row.attainment, name) for name, row in point.workloads.items() if row.attainment < asked.get(name, 0)]
+        if short:
+            share, name = min(short)
+            found.append(join(_value(point), f" ({name}: ", figure("attainment", share), " good)"))
+    if not found:
+        return None
+    listed = [join(", " if i else None, text) for i, text in enumerate(found)]
+    return join(" In these runs too few requests meet every target at ", *listed, ".")
 
 
 def _moved(here: SweepWorkload, other: SweepWorkload) -> float:

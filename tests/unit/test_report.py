@@ -239,6 +239,20 @@ def test_the_curves_show_every_value_the_targets_and_the_chosen_one(plan: Plan) 
     assert "12k" in drawn[1]
 
 
+def test_values_at_which_a_target_is_missed_are_named_beside_the_curves(plan: Plan) -> None:
+    data = swept(plan).model_dump(mode="json")
+    for point in data["best"]["batched_tokens_sweep"]:
+        for row in point["workloads"].values():
+            row["attainment"] = 1.0
+    complete = stalls_of(render_html(Plan.model_validate_json(json.dumps(data))))
+    assert "too few requests meet every target" not in complete
+    steady = next(p for p in data["best"]["batched_tokens_sweep"] if not p["saturated"])
+    steady["workloads"]["short-chat"]["attainment"] = 0.5
+    section = stalls_of(render_html(Plan.model_validate_json(json.dumps(data))))
+    said = re.sub(r"<[^>]*>", "", section).replace("\u00a0", " ")
+    assert "In these runs too few requests meet every target at 2,048 (short-chat: 50.00 % good)." in said
+
+
 def test_a_limit_that_makes_no_difference_is_said_to_make_none(plan: Plan) -> None:
     section = stalls_of(render_html(swept(plan, (250.0, 250.0, 251.0, 250.0))))
     assert "makes no stall longer here: the longest in the runs below is <b><data" in section
