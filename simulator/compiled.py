@@ -30,6 +30,7 @@ SOURCES = (
     "heap.py",
     "kernel.py",
     "named_blocks.py",
+    "prefix_blocks.py",
     "running_list.py",
     "tables.py",
 )

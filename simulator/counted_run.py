@@ -59,7 +59,7 @@ __all__ = ["play_counted"]
 def play_counted(inputs: RunInputs) -> RequestLog | None:
     """Play the run with `kernel.run_kernel`; None where counts are not enough, and the full kernel must play it."""
     stream, model, settings = inputs.stream, inputs.model, inputs.settings
-    arrival_s = inputs.engine_arrival_s
+    arrival_s, shared = inputs.engine_arrival_s, inputs.shared_blocks()
     world = make_world(
         engine=engine_settings(
             max_num_seqs=settings.max_num_seqs,
@@ -83,10 +83,10 @@ def play_counted(inputs: RunInputs) -> RequestLog | None:
         workloads=len(stream.workload_names),
         replicas=inputs.replicas,
         released=inputs.released,
-        contents=inputs.contents(),
+        contents=shared,
     )
-    if (documents := inputs.warm_contents()) is not None:
-        load_documents(world.pool, documents)
+    if shared is not None and inputs.starts_warm:
+        load_documents(world.pool, shared.warm(len(world.contents)))
     run_kernel(world, np.inf if inputs.drain or inputs.closed else float(arrival_s[-1]))
     if world.totals[ERROR] in (NEEDS_FULL_KERNEL, STALL_STACK_FULL):
         return None

@@ -52,7 +52,7 @@ __all__ = ["play_full"]
 def play_full(inputs: RunInputs) -> RequestLog:
     """Play the run with `full_kernel.run_full_kernel`. Under data parallelism a replica of the log is a rank."""
     stream, model, engine = inputs.stream, inputs.model, inputs.engine
-    arrival_s = inputs.engine_arrival_s
+    arrival_s, shared = inputs.engine_arrival_s, inputs.shared_blocks()
     world = make_full_world(
         settings=inputs.settings,
         coefficients=model.coefficients(),
@@ -66,7 +66,7 @@ def play_full(inputs: RunInputs) -> RequestLog:
         priority=stream.priority,
         workload=stream.workload.astype(np.int64),
         phase=inputs.phase,
-        contents=inputs.contents(),
+        contents=shared,
         accepted=stream.accepted,
         workloads=len(stream.workload_names),
         replicas=inputs.replicas,
@@ -78,8 +78,8 @@ def play_full(inputs: RunInputs) -> RequestLog:
         max_num_queued_reqs=engine.max_num_queued_reqs,
         max_num_queued_tokens=engine.max_num_queued_tokens,
     )
-    if (documents := inputs.warm_contents()) is not None:
-        load_documents(world.pool, documents)
+    if shared is not None and inputs.starts_warm:
+        load_documents(world.pool, shared.warm(len(world.contents)))
     run_full_kernel(world, np.inf if inputs.drain or inputs.closed else float(arrival_s[-1]))
     if world.totals[ERROR] == STUCK:
         raise SimulationError(NOTHING_CAN_START)

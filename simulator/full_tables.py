@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.block_pool import BlockPool, make_pool
+from simulator.prefix_blocks import SharedBlocks
 from simulator.rows import Rows
 from simulator.scheduler_settings import SchedulerSettings
 from simulator.tables import IN_WINDOW, ITL_EDGES_S, Floats, Ints
@@ -185,7 +186,7 @@ def make_full_world(
     priority: Ints | None,
     workload: Ints,
     phase: Ints,
-    contents: Rows | None,
+    contents: Rows | SharedBlocks | None,
     accepted: Rows | None,
     workloads: int,
     replicas: int,

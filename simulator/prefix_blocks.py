@@ -8,57 +8,70 @@ the kernels then look blocks up without hashing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.compiled import cached_kernel
 from simulator.rows import Rows
 
-__all__ = ["block_contents", "document_contents", "private_contents", "warm_contents"]
+__all__ = ["SharedBlocks", "block_contents"]
 
 Ints = NDArray[np.int64]
 
 
-def document_contents(*, total_tokens: Ints, document: Ints, document_tokens: Ints, block_size: int) -> Rows:
-    """Contents of N requests of which some begin with a document that others begin with, too.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedBlocks:
+    """Which full blocks of N requests are a document's.
 
-    `total_tokens` counts prompt and answer; `document` is the number of the document, negative = none, and
-    `document_tokens` how much of it the prompt begins with. A block that holds the end of a document and the beginning
-    of what follows belongs to its request alone.
+    A block that holds the end of a document and the beginning of what follows belongs to its request alone, as all
+    other blocks do.
     """
-    rows = private_contents(total_tokens, block_size)
-    count = rows.count
-    shared = np.where(document >= 0, np.minimum(document_tokens // block_size, count), 0)
-    begins = len(rows.values) + np.cumsum(_longest_by_document(document, shared))
-    position = np.arange(int(shared.sum())) - np.repeat(np.cumsum(shared) - shared, shared)
-    first = np.concatenate([[len(rows.values)], begins])[np.repeat(document, shared)]
-    rows.values[np.repeat(rows.start, shared) + position] = first + position
-    return rows
+
+    count: Ints
+    """(N,) shared blocks at the beginning of each request."""
+    document: Ints
+    """(N,) number of the document; negative = none."""
+    longest: Ints
+    """(D,) blocks of each document that anybody has."""
+
+    @classmethod
+    def of(cls, *, total_tokens: Ints, document: Ints, document_tokens: Ints, block_size: int) -> SharedBlocks:
+        """`total_tokens` counts prompt and answer; `document_tokens` how much of its document a prompt begins with."""
+        count = np.where(document >= 0, np.minimum(document_tokens, total_tokens) // block_size, 0)
+        longest = np.zeros(max(0, int(document.max(initial=-1)) + 1), dtype=np.int64)
+        np.maximum.at(longest, document[document >= 0], count[document >= 0])
+        return cls(count=count, document=document, longest=longest)
+
+    @property
+    def begins(self) -> Ints:
+        """(D,) the first number of each document, behind those of all private blocks."""
+        return np.asarray(np.cumsum(self.longest) - self.longest)
+
+    def spread(self, start: Ints, size: int) -> Ints:
+        """Contents of all requests in a line of `size`, each from its `start` on: a private block is called by its
+        place, a document's blocks follow from `size` on."""
+        line = np.arange(size)
+        if len(self.longest):
+            _write_documents(line, start, self.count, size + self.begins[np.maximum(self.document, 0)])
+        return line
+
+    def warm(self, size: int) -> Rows:
+        """The documents of `spread` themselves, a row each: those asked for least often first."""
+        asked = np.bincount(self.document[self.document >= 0], minlength=len(self.longest))
+        order = np.lexsort((-np.arange(len(self.longest)), asked))
+        count = self.longest[order]
+        rows = Rows(values=np.arange(int(count.sum())), count=count)
+        rows.values[:] += np.repeat(size + self.begins[order] - rows.start, count)
+        return rows
 
 
-def warm_contents(*, total_tokens: Ints, document: Ints, document_tokens: Ints, block_size: int) -> Rows:
-    """The documents of `document_contents` themselves, a row each: those asked for least often first."""
-    private = int((total_tokens // block_size).sum())
-    shared = np.where(document >= 0, np.minimum(document_tokens // block_size, total_tokens // block_size), 0)
-    longest = _longest_by_document(document, shared)
-    asked = np.bincount(document[document >= 0], minlength=len(longest))
-    order = np.lexsort((-np.arange(len(longest)), asked))
-    begins = private + np.cumsum(longest) - longest
-    rows = Rows(values=np.zeros(int(longest.sum()), dtype=np.int64), count=longest[order])
-    rows.values[:] = np.repeat(begins[order] - rows.start, rows.count) + np.arange(len(rows.values))
-    return rows
-
-
-def private_contents(total_tokens: Ints, block_size: int) -> Rows:
-    """Contents of N requests that share nothing: each finds only itself again, after a preemption."""
-    count = total_tokens // block_size
-    return Rows(values=np.arange(int(count.sum())), count=count)
-
-
-def _longest_by_document(document: Ints, shared: Ints) -> Ints:
-    longest = np.zeros(max(0, int(document.max(initial=-1)) + 1), dtype=np.int64)
-    np.maximum.at(longest, document[document >= 0], shared[document >= 0])
-    return longest
+@cached_kernel
+def _write_documents(line: Ints, start: Ints, count: Ints, first: Ints) -> None:
+    for q in range(len(start)):
+        for i in range(count[q]):
+            line[start[q] + i] = first[q] + i
 
 
 def block_contents(token_ids: Iterable[Sequence[int]], block_size: int) -> Rows:

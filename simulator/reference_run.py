@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.log import RequestLog
-from simulator.prefix_blocks import private_contents
 from simulator.reference import ReferenceFleet
+from simulator.rows import Rows
 from simulator.run_inputs import RunInputs
 from simulator.sequence import Sequence
 from simulator.step_observer import StepObserver
@@ -35,9 +36,11 @@ def play_reference(inputs: RunInputs, observer: StepObserver | None = None) -> R
         drain=inputs.drain,
         observer=observer,
     )
-    if (documents := inputs.warm_contents()) is not None:
+    shared = inputs.shared_blocks()
+    if shared is not None and inputs.starts_warm:
+        documents = shared.warm(int(_full_blocks(inputs).sum())).lists()
         for rank in (rank for replica in fleet.replicas for rank in replica):
-            rank.scheduler.blocks.load(documents.lists())
+            rank.scheduler.blocks.load(documents)
     fleet.run()
     arrived = sequences[: fleet.arrived]
     finish_s = np.array([s.finish_s for s in arrived])
@@ -76,9 +79,10 @@ def _sequences(inputs: RunInputs) -> list[Sequence]:
     arrival_s = inputs.engine_arrival_s
     contents: list[tuple[int, ...]] = [()] * count
     if inputs.settings.enable_prefix_caching:
-        total = stream.prompt_tokens + stream.output_tokens
-        rows = inputs.contents() or private_contents(total, inputs.settings.block_size)
-        contents = rows.lists()
+        full, shared = _full_blocks(inputs), inputs.shared_blocks()
+        size = int(full.sum())
+        line = np.arange(size) if shared is None else shared.spread(np.cumsum(full) - full, size)
+        contents = Rows(values=line, count=full).lists()
     accepted = stream.accepted.lists() if stream.accepted is not None else [()] * count
     return [
         Sequence(
@@ -95,3 +99,8 @@ def _sequences(inputs: RunInputs) -> list[Sequence]:
         )
         for i in range(count)
     ]
+
+
+def _full_blocks(inputs: RunInputs) -> NDArray[np.int64]:
+    """Full blocks of each request, prompt and answer."""
+    return np.asarray((inputs.stream.prompt_tokens + inputs.stream.output_tokens) // inputs.settings.block_size)

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.engine import EngineConfig
-from simulator.prefix_blocks import document_contents, warm_contents
-from simulator.rows import Rows
+from simulator.prefix_blocks import SharedBlocks
 from simulator.scheduler_settings import SchedulerSettings
 from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
@@ -84,31 +83,22 @@ class RunInputs:
             and stream.max_tokens is None
         )
 
-    def contents(self) -> Rows | None:
-        """What the full blocks of each request hold; None where nobody looks or nothing is shared."""
+    def shared_blocks(self) -> SharedBlocks | None:
+        """What requests have in common; None where nobody looks or nothing is shared."""
         stream = self.stream
         if not self.settings.enable_prefix_caching or stream.document is None or stream.document_tokens is None:
             return None
-        return document_contents(
+        return SharedBlocks.of(
             total_tokens=stream.prompt_tokens + stream.output_tokens,
             document=stream.document,
             document_tokens=np.minimum(stream.document_tokens, stream.prompt_tokens),
             block_size=self.settings.block_size,
         )
 
-    def warm_contents(self) -> Rows | None:
-        """What the caches hold at the start; None = nothing. Left out with sliding windows."""
-        stream = self.stream
-        if not self.warm_prefix_cache or not self.settings.enable_prefix_caching:
-            return None
-        if stream.document is None or stream.document_tokens is None or self.settings.sliding_windows != (0,):
-            return None
-        return warm_contents(
-            total_tokens=stream.prompt_tokens + stream.output_tokens,
-            document=stream.document,
-            document_tokens=np.minimum(stream.document_tokens, stream.prompt_tokens),
-            block_size=self.settings.block_size,
-        )
+    @property
+    def starts_warm(self) -> bool:
+        """Whether caches hold the documents at the start. Left out with sliding windows."""
+        return self.warm_prefix_cache and self.settings.sliding_windows == (0,)
 
     def window_span(self, end_s: float) -> tuple[float, float]:
         """The judged stretch of time: as asked, or the whole run."""

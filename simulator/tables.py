@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.block_pool import BlockPool, SmallInts, make_pool
+from simulator.prefix_blocks import SharedBlocks
 from simulator.rows import Rows
 
 Ints = NDArray[np.int64]
@@ -223,7 +224,7 @@ def make_world(
     workloads: int,
     replicas: int,
     released: int,
-    contents: Rows | None = None,
+    contents: Rows | SharedBlocks | None = None,
 ) -> World:
     """Fresh tables for N requests on idle replicas. `released` of them have a known arrival. With prefix caching,
     `contents` says what their full blocks hold; without, nothing is shared."""

@@ -1,11 +1,9 @@
 """Caches that have served the documents before."""
 
-from typing import Any
-
 import numpy as np
 
 from simulator.kv_blocks import KVBlocks
-from simulator.prefix_blocks import document_contents, warm_contents
+from simulator.prefix_blocks import SharedBlocks
 from simulator.scheduler_settings import SchedulerSettings
 from simulator.sequence import Sequence
 
@@ -17,14 +15,14 @@ def test_a_warm_cache_holds_the_documents_that_fit_the_most_popular_ones_longest
     )
     blocks = KVBlocks(settings)
     document = np.array([0, 1, 1, 2, 2, 2])
-    rows: dict[str, Any] = {
-        "total_tokens": np.full(6, 20),
-        "document": document,
-        "document_tokens": np.full(6, 16),
-        "block_size": 4,
-    }
-    contents = document_contents(**rows)
-    blocks.load(warm_contents(**rows).lists())
+    shared = SharedBlocks.of(
+        total_tokens=np.full(6, 20), document=document, document_tokens=np.full(6, 16), block_size=4
+    )
+    line = shared.spread(5 * np.arange(6), 30)
+    contents = [tuple(line[5 * q : 5 * q + 5].tolist()) for q in range(6)]
+    assert contents[1][:4] == contents[2][:4] != contents[3][:4]
+    assert len(set(line.tolist())) == 6 + 3 * 4
+    blocks.load(shared.warm(30).lists())
     assert len(blocks.free) == 9
     found = {}
     for q in (0, 1, 3):
