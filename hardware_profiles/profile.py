@@ -11,7 +11,7 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,18 +19,22 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.strict_yaml import load_model, load_yaml
 
 __all__ = [
+    "TIERS",
     "AllReduce",
     "Covariance",
     "ErrorFigures",
     "HardwareProfile",
+    "HeldOutRow",
     "MeasuredRange",
     "ProfileFile",
     "ResidualRow",
     "SharedTerms",
     "TensorParallelTerms",
+    "Tier",
     "find_profile_name",
     "list_profiles",
     "load_covariance",
+    "load_held_out",
     "load_profile",
     "load_residuals",
     "profile_of",
@@ -40,6 +44,11 @@ FOLDER = Path(__file__).parent / "profiles"
 
 Efficiency = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, lt=10)]
+Tier = Literal[
+    "own measurements", "dated single runs with percentiles", "dated single runs", "pooled medians", "assumed"
+]
+"""Provenance, the best first."""
+TIERS: tuple[Tier, ...] = get_args(Tier)
 
 
 class _Terms(BaseModel):
@@ -136,7 +145,9 @@ class ProfileFile(_Terms):
     engine: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
     engine_version: str
     as_of: str
-    tier: Literal["dated single runs with percentiles", "pooled medians", "assumed"]
+    variant: Annotated[str, Field(pattern=r"^[a-z0-9-]*$")] = ""
+    """What sets its rows apart from plain tensor-parallel runs (`mtp`, `ep8`): a suffix of the name; empty = plain."""
+    tier: Tier
     command: str
     sources: tuple[str, ...]
     caveats: tuple[str, ...]
@@ -149,9 +160,16 @@ class ProfileFile(_Terms):
     typical: TensorParallelTerms | None = None
     deviation_sd: dict[str, Annotated[float, Field(ge=0)]] = {}
     residual_sd: Annotated[float, Field(ge=0)]
-    """Root mean square of log(predicted / measured) over rows and metrics: the model error that plans draw."""
+    """Root mean square of log(predicted / measured) of TPOT and throughput: the lack of fit that plans draw."""
+    ttft_residual_sd: Annotated[float, Field(ge=0)] | None = None
+    """The same of TTFT; None = no row has one."""
+    interval_scale: Annotated[float, Field(gt=0)] = 1.0
+    """Factor on the standard deviations with which 80 % intervals cover 80 % of the rows left out."""
+    coverage: dict[str, dict[str, float]] = {}
+    """By evaluation and metric, the share of rows left out inside their 80 % interval, its factor taken from the other
+    groups left out."""
     errors: dict[str, dict[str, ErrorFigures]]
-    """By evaluation (in sample, leave one ... out), then by metric (tpot, throughput)."""
+    """By evaluation (in sample, leave one ... out), then by metric (tpot, throughput, ttft)."""
 
     @model_validator(mode="after")
     def _the_parts_agree(self) -> ProfileFile:
@@ -168,15 +186,39 @@ class ResidualRow:
     tensor_parallel_size: int
     isl: int
     osl: int
-    concurrency: int
+    concurrency: int | None
+    """Requests in flight; None = an open loop."""
+    request_rate_rps: float | None
     measured_tpot_s: float
     predicted_tpot_s: float
-    measured_tokens_per_s: float
-    """Input and output tokens per second of the replica."""
-    predicted_tokens_per_s: float
+    measured_tokens_per_s: float | None
+    """Input and output tokens per second of the replica; None = not in the row."""
+    predicted_tokens_per_s: float | None
+    measured_ttft_s: float | None
+    predicted_ttft_s: float | None
     weight: float
     """1 = full weight; less = down-weighted, and `note` says why."""
     note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutRow:
+    """One metric of one measured row, predicted by a fit that did not see its group."""
+
+    evaluation: str
+    """leave one concurrency, shape or TP out."""
+    tensor_parallel_size: int
+    isl: int
+    osl: int
+    load: str
+    """Requests in flight, or a rate."""
+    metric: str
+    """tpot (s), throughput (tokens/s of the replica) or ttft (s)."""
+    measured: float
+    predicted: float
+    stated_sd: float
+    """Standard deviation of ln(predicted) that the refit states, `interval_scale` not applied."""
+    weight: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +233,8 @@ class HardwareProfile:
     """Other model cards of the same shape that it holds for."""
     precision: str
     engine: str
+    variant: str
+    """What sets its rows apart from plain tensor-parallel runs; empty = plain."""
     engine_version: str
     as_of: str
     tier: str
@@ -212,6 +256,9 @@ class HardwareProfile:
     deviation_sd: Mapping[str, float]
     """By term, the standard deviation of ln(value of a degree / shared value), as assumed in the fit."""
     residual_sd: float
+    ttft_residual_sd: float | None
+    interval_scale: float
+    coverage: Mapping[str, Mapping[str, float]]
     errors: Mapping[str, Mapping[str, ErrorFigures]]
     path: Path
 
@@ -279,22 +326,52 @@ def load_covariance(profile: HardwareProfile) -> Covariance | None:
     return Covariance(terms=tuple(header), matrix=tuple(tuple(float(cell) for cell in line) for line in lines))
 
 
+def load_held_out(profile: HardwareProfile) -> tuple[HeldOutRow, ...]:
+    """Every prediction of a row left out: the `.held-out.csv` beside a profile."""
+    path = profile.path.with_suffix(".held-out.csv")
+    if not path.exists():
+        return ()
+    with path.open(newline="") as file:
+        return tuple(
+            HeldOutRow(
+                evaluation=row["evaluation"],
+                tensor_parallel_size=int(row["tensor_parallel_size"]),
+                isl=int(row["isl"]),
+                osl=int(row["osl"]),
+                load=row["load"],
+                metric=row["metric"],
+                measured=float(row["measured"]),
+                predicted=float(row["predicted"]),
+                stated_sd=float(row["stated_sd"]),
+                weight=float(row["weight"]),
+            )
+            for row in csv.DictReader(file)
+        )
+
+
 def load_residuals(profile: HardwareProfile) -> tuple[ResidualRow, ...]:
     """Every measured row that the profile was fitted from, with its residual: the `.residuals.csv` beside it."""
     path = profile.path.with_suffix(".residuals.csv")
     if not path.exists():
         return ()
+
+    def number(row: dict[str, str], name: str) -> float | None:
+        return float(row[name]) if row.get(name) else None
+
     with path.open(newline="") as file:
         return tuple(
             ResidualRow(
                 tensor_parallel_size=int(row["tensor_parallel_size"]),
                 isl=int(row["isl"]),
                 osl=int(row["osl"]),
-                concurrency=int(row["concurrency"]),
+                concurrency=int(row["concurrency"]) if row["concurrency"] else None,
+                request_rate_rps=number(row, "request_rate_rps"),
                 measured_tpot_s=float(row["measured_tpot_s"]),
                 predicted_tpot_s=float(row["predicted_tpot_s"]),
-                measured_tokens_per_s=float(row["measured_tokens_per_s"]),
-                predicted_tokens_per_s=float(row["predicted_tokens_per_s"]),
+                measured_tokens_per_s=number(row, "measured_tokens_per_s"),
+                predicted_tokens_per_s=number(row, "predicted_tokens_per_s"),
+                measured_ttft_s=number(row, "measured_ttft_s"),
+                predicted_ttft_s=number(row, "predicted_ttft_s"),
                 weight=float(row["weight"]),
                 note=row["note"],
             )

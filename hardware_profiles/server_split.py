@@ -6,6 +6,7 @@ a server of 8 GPUs as 2 x TP4 at 64 requests is twice the row of TP4 at 32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,10 +37,13 @@ class SplitComparison:
 
 def split_comparisons(rows: Sequence[ResidualRow], gpus_per_server: int) -> tuple[SplitComparison, ...]:
     """Every pair of trusted rows that answers the question 1 x TP8, 2 x TP4 or 8 x TP1 at equal load on the server."""
-    rows = [row for row in rows if row.weight >= TRUSTED_WEIGHT]
+    rows = [row for row in rows if row.weight >= TRUSTED_WEIGHT and row.concurrency is not None]
 
     def server(row: ResidualRow) -> tuple[int, int, int]:
-        return row.isl, row.osl, row.concurrency * gpus_per_server // row.tensor_parallel_size
+        return row.isl, row.osl, (row.concurrency or 0) * gpus_per_server // row.tensor_parallel_size
+
+    def ratio(many: tuple[float | None, int], few: tuple[float | None, int]) -> float:
+        return ((many[0] or math.nan) / many[1]) / ((few[0] or math.nan) / few[1])
 
     found = [
         SplitComparison(
@@ -48,13 +52,18 @@ def split_comparisons(rows: Sequence[ResidualRow], gpus_per_server: int) -> tupl
             concurrency=server(few)[2],
             few=few.tensor_parallel_size,
             many=many.tensor_parallel_size,
-            measured_ratio=(many.measured_tokens_per_s / many.tensor_parallel_size)
-            / (few.measured_tokens_per_s / few.tensor_parallel_size),
-            predicted_ratio=(many.predicted_tokens_per_s / many.tensor_parallel_size)
-            / (few.predicted_tokens_per_s / few.tensor_parallel_size),
+            measured_ratio=ratio(
+                (many.measured_tokens_per_s, many.tensor_parallel_size),
+                (few.measured_tokens_per_s, few.tensor_parallel_size),
+            ),
+            predicted_ratio=ratio(
+                (many.predicted_tokens_per_s, many.tensor_parallel_size),
+                (few.predicted_tokens_per_s, few.tensor_parallel_size),
+            ),
         )
         for few in rows
         for many in rows
         if many.tensor_parallel_size < few.tensor_parallel_size and server(few) == server(many)
     ]
+    found = [split for split in found if math.isfinite(split.measured_ratio)]
     return tuple(sorted(found, key=lambda c: (c.isl, c.osl, c.concurrency, -c.few, -c.many)))

@@ -217,8 +217,17 @@ def profile_fit(
     rows: Annotated[list[Path], typer.Argument(help="Measured rows: tidy CSV files.", show_default=False)],
     node: Annotated[str, typer.Option(help="Node type, e.g. mi355x.", show_default=False)],
     model: Annotated[str, typer.Option(help="Model card, e.g. gpt-oss-120b.", show_default=False)],
-    precision: Annotated[str, typer.Option(help="Precision of the weights, e.g. mxfp4.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Profile to write (.yaml).", show_default=False)],
+    precision: Annotated[
+        str | None, typer.Option(help="Precision of the weights, e.g. mxfp4.", show_default="the rows' only one")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Engine of the rows: vllm, vllm_atom, sglang, ….")] = "vllm",
+    variant: Annotated[
+        str, typer.Option(help="Rows that are no plain tensor-parallel runs: mtp, ep8, dpa, ….", show_default="plain")
+    ] = "",
+    all_reduce: Annotated[
+        Path | None, typer.Option(help="All-reduce curves measured on the node (CSV).", show_default="the node's own")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the simulated streams.", min=0, max=2**63 - 1)] = 1,
     leave_out: Annotated[bool, typer.Option(help="Also compute the held-out errors.")] = True,
 ) -> None:
@@ -230,9 +239,20 @@ def profile_fit(
     from planner.output_path import refuse_input, refuse_unwritable
     from planner.profile_view import fit_to_file
 
-    refuse_input(out, "--out", [file for file in rows if file.is_file()])
+    refuse_input(out, "--out", [file for file in (*rows, *filter(None, [all_reduce])) if file.is_file()])
     refuse_unwritable(out, "--out")
-    fit_to_file(rows, node=node, model=model, precision=precision, out=out, seed=seed, leave_out=leave_out)
+    fit_to_file(
+        rows,
+        node=node,
+        model=model,
+        precision=precision,
+        engine=engine,
+        variant=variant,
+        all_reduce=all_reduce,
+        out=out,
+        seed=seed,
+        leave_out=leave_out,
+    )
 
 
 @recipe.command("export")

@@ -133,20 +133,35 @@ def _print_errors(profile: HardwareProfile, console: Console) -> None:
 def _print_residuals(profile: HardwareProfile, console: Console) -> None:
     rows = load_residuals(profile)
     table = Table(title=f"Residual of each of {len(rows)} rows (predicted / measured − 1)", title_justify="left")
-    for column in ("TP", "ISL/OSL", "concurrency", "TPOT ms", "residual", "tok/s", "residual", "note"):
+    ttft = any(row.measured_ttft_s is not None for row in rows)
+    columns = ["TP", "ISL/OSL", "concurrency", "TPOT ms", "residual", "tok/s", "residual"]
+    for column in (*columns, *(["TTFT ms", "residual"] if ttft else []), "note"):
         table.add_column(column, justify="left" if column == "note" else "right")
     for row in rows:
         table.add_row(
             str(row.tensor_parallel_size),
             f"{row.isl}/{row.osl}",
-            str(row.concurrency),
+            str(row.concurrency) if row.request_rate_rps is None else f"{row.request_rate_rps:g}/s",
             f"{row.measured_tpot_s * 1e3:.2f}",
-            f"{row.predicted_tpot_s / row.measured_tpot_s - 1:+.1%}",
-            f"{row.measured_tokens_per_s:,.0f}",
-            f"{row.predicted_tokens_per_s / row.measured_tokens_per_s - 1:+.1%}",
+            _residual(row.predicted_tpot_s, row.measured_tpot_s),
+            "" if row.measured_tokens_per_s is None else f"{row.measured_tokens_per_s:,.0f}",
+            _residual(row.predicted_tokens_per_s, row.measured_tokens_per_s),
+            *(
+                [_milliseconds(row.measured_ttft_s), _residual(row.predicted_ttft_s, row.measured_ttft_s)]
+                if ttft
+                else []
+            ),
             row.note if row.weight == 1 else f"weight {row.weight:g}: {row.note}",
         )
     console.print(table)
+
+
+def _residual(predicted: float | None, measured: float | None) -> str:
+    return "" if predicted is None or measured is None else f"{predicted / measured - 1:+.1%}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:,.0f}"
 
 
 def _print_split(profile: HardwareProfile, gpus: int, console: Console) -> None:
@@ -169,11 +184,21 @@ def _print_split(profile: HardwareProfile, gpus: int, console: Console) -> None:
 
 
 def fit_to_file(
-    rows: list[Path], *, node: str, model: str, precision: str, out: Path, seed: int, leave_out: bool
+    rows: list[Path],
+    *,
+    node: str,
+    model: str,
+    precision: str | None,
+    engine: str,
+    variant: str,
+    all_reduce: Path | None,
+    out: Path,
+    seed: int,
+    leave_out: bool,
 ) -> None:
     """`profile fit`: read rows, fit, write the profile and its residuals."""
     from planner.progress import shown
-    from simulator.benchmark_rows import read_rows
+    from simulator.benchmark_rows import only_precision, read_rows
     from simulator.calibration import fit_profile, write_profile
 
     if out.suffix not in (".yaml", ".yml"):
@@ -185,8 +210,10 @@ def fit_to_file(
             measured,
             node=load_node(node),
             card=card,
-            precision=precision_name(precision),
-            engine="vllm",
+            precision=precision_name(precision or only_precision(measured, card=card, engine=engine)),
+            engine=engine,
+            variant=variant,
+            all_reduce=all_reduce,
             seed=seed,
             leave_out=leave_out,
             progress=progress,

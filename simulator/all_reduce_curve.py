@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hardware_profiles.node import Node
 from hardware_profiles.shipped import PACKAGE
@@ -42,10 +43,10 @@ def link_bytes_per_s(node: Node, degree: int) -> float:
     return degree / (2 * (degree - 1)) * node.scaleup_bytes_per_s
 
 
-def all_reduce_curves(node: Node, degrees: tuple[int, ...]) -> Mapping[int, MeasuredCurve]:
-    """The curve of each degree above 1, from `hardware_profiles/measurements/<node>-all-reduce.csv` where it is."""
+def all_reduce_curves(node: Node, degrees: tuple[int, ...], path: Path | None = None) -> Mapping[int, MeasuredCurve]:
+    """The curve of each degree above 1: from a file, else `hardware_profiles/measurements/<node>-all-reduce.csv`."""
     measured: dict[int, MeasuredCurve] = {}
-    path = PACKAGE / "measurements" / f"{node.name}-all-reduce.csv"
+    path = path or PACKAGE / "measurements" / f"{node.name}-all-reduce.csv"
     if path.exists():
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
         for row in csv.DictReader(lines):

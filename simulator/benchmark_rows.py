@@ -1,14 +1,26 @@
-"""Measured points of closed-loop benchmarks, as people publish them: one CSV line is one run or a median over runs.
+"""Measured points of serving benchmarks, as people publish them: one CSV line is one run or a median over runs.
 
-Columns (others are ignored; empty = not known): `gpu, model, precision, framework, tp, isl, osl, max_concurrency`,
-`tpot_median_ms` and `total_tps_per_gpu` (input and output tokens per second over the whole run) are required;
-`spec_decode, disagg, ep, dp_attention, request_rate` tell special runs apart; `max_num_batched_tokens, max_num_seqs,
-gpu_memory_utilization, block_size, kv_cache_dtype, all_reduce_quantization` are the server's flags, with defaults of
-vLLM's in that period; `weight` and `weight_note` down-weight a row by hand. Lines before the header that start with
-`#` describe the file: `# source: …`, `# caveat: …`, `# serves: a, b`, `# engine_version: …`, `# as_of: …`.
+Columns (others are ignored; empty = not known):
 
-`qa_decode_occupancy` is Little's law inside a row: output tokens/s x TPOT / concurrency, the share of its time that a
-request decodes. Outside 0.80-1.05 the two numbers cannot come from one run, so the row gets a tenth of the weight.
+- `gpu, model, precision, framework, tp, isl, osl` are required, and the load: `max_concurrency` requests in flight, or
+  a finite `request_rate` in requests/s (`inf` or empty = closed loop);
+- measured: `tpot_median_ms`, else `tpot_mean_ms` (required); `total_tps_per_gpu`, input and output tokens per second
+  and GPU over the whole run (ignored in an open loop: below saturation it only repeats the rate); `ttft_median_ms`,
+  else `ttft_mean_ms`;
+- the protocol: `num_requests` (default: 10 for each request in flight), `length_low` and `length_high`: request lengths
+  are uniform between these shares of `isl` and `osl` (default 0.8 and 1.0, as InferenceX; vLLM's `--random-range-ratio`
+  r is 1 - r and 1 + r);
+- the server: `max_num_batched_tokens, max_num_seqs, gpu_memory_utilization, block_size, kv_cache_dtype,
+  async_scheduling, all_reduce_quantization`, with vLLM's defaults; `kv_cache_tokens` as its log printed them replaces
+  the memory formula; `spec_decode, disagg, ep, dp_attention` tell variants and special runs apart;
+- provenance: `date, framework_version`; `weight` and `weight_note` down-weight a row by hand, a `quality_flag` does so
+  to a tenth.
+
+Lines before the header that start with `#` describe the file: `# source: …`, `# caveat: …`, `# serves: a, b`,
+`# engine_version: …`, `# as_of: …`, `# tier: …`, and `# engine: …`, the engine's word where `framework` is not enough.
+
+Little's law holds inside a row: output tokens/s x TPOT / concurrency is the share of its time that a request decodes.
+Outside 0.80-1.05 the two numbers cannot come from one run, so the row gets a tenth of the weight.
 """
 
 from __future__ import annotations
@@ -19,12 +31,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
+from hardware_profiles.profile import TIERS, Tier
 
-__all__ = ["BenchmarkRow", "RowFile", "left_out", "read_rows", "select_rows"]
+__all__ = [
+    "METRICS",
+    "BenchmarkRow",
+    "RowFile",
+    "decode_occupancy",
+    "left_out",
+    "only_precision",
+    "read_rows",
+    "select_rows",
+]
 
 REQUIRED = (
     "gpu",
@@ -34,13 +57,25 @@ REQUIRED = (
     "tp",
     "isl",
     "osl",
-    "max_concurrency",
-    "tpot_median_ms",
-    "total_tps_per_gpu",
 )
+TPOT = ("tpot_median_ms", "tpot_mean_ms")
+TTFT = ("ttft_median_ms", "ttft_mean_ms")
+LOAD = ("max_concurrency", "request_rate")
+METRICS = ("tpot", "throughput", "ttft")
+"""What a row may hold, in the order of arrays of metrics."""
 OCCUPANCY_RANGE = (0.80, 1.05)
 SUSPECT_WEIGHT = 0.1
-NOTES = {"source": True, "caveat": True, "serves": True, "engine_version": False, "as_of": False}
+TOO_LARGE = 1e12
+Statistic = Literal["median", "mean"]
+NOTES = {
+    "source": True,
+    "caveat": True,
+    "serves": True,
+    "engine_version": False,
+    "as_of": False,
+    "tier": False,
+    "engine": False,
+}
 """Keys of the lines before the header; True = may stand more than once."""
 
 
@@ -57,11 +92,15 @@ class RowFile:
     engine_version: str = "not stated"
     as_of: str = "not stated"
     """Date of the newest run."""
+    tier: Tier = "pooled medians"
+    """Provenance: *dated single runs* stand above *pooled medians* over versions and months."""
+    engine: str | None = None
+    """The engine's word in profile names; None = the rows' `framework`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRow:
-    """One measured point: a replica under a closed loop."""
+    """One benchmark run: what was asked of the server, how it was loaded, and what the client measured."""
 
     gpu: str
     model: str
@@ -72,29 +111,58 @@ class BenchmarkRow:
     """Nominal prompt length in tokens."""
     osl: int
     """Nominal answer length in tokens."""
-    concurrency: int
-    """Requests in flight."""
+    concurrency: int | None
+    """Requests in flight; None = an open loop."""
     tpot_s: float
-    """Median over requests."""
-    tokens_per_s: float
-    """Input and output tokens per second of the replica, from the first send to the last token."""
+    tokens_per_s: float | None
+    """Input and output tokens per second of the replica, from the first send to the last token; None = not known."""
+    ttft_s: float | None = None
+    tpot_statistic: Statistic = "median"
+    """Over requests."""
+    ttft_statistic: Statistic = "median"
+    request_rate_rps: float | None = None
+    """Poisson arrivals; None = a closed loop."""
+    requests: int | None = None
+    """Requests of the run; None = not stated."""
+    length_low: float = 0.8
+    """Shortest prompt and answer, as shares of the nominal ones."""
+    length_high: float = 1.0
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
     gpu_memory_utilization: float = 0.9
     block_size: int = 16
     kv_cache_dtype: str = "auto"
+    kv_cache_tokens: int | None = None
+    """As the server's log printed them; None = by the memory formula."""
+    async_scheduling: bool = True
     all_reduce_bits: float = 16.0
     """Bits per value on the links in large all-reduces: 4.5 with ROCm quick reduce in INT4 (values and scales)."""
+    date: str = ""
+    engine_version: str = ""
     weight: float = 1.0
     """1 = full weight in the fit; less = down-weighted, and `note` says why."""
     note: str = ""
+    variant: str = ""
+    """What makes it a profile of its own: `mtp`, `ep8`, `dpa` (data-parallel attention), joined by -; empty = plain."""
     special: str = ""
-    """Why the row is no plain tensor-parallel run; empty = plain."""
+    """Why no profile can be fitted from it; empty = it can."""
     file: RowFile = field(default_factory=lambda: RowFile(path=""))
+
+    @property
+    def load(self) -> str:
+        """How hard the server was driven, in words."""
+        if self.request_rate_rps is not None:
+            return f"{self.request_rate_rps:g}/s"
+        return str(self.concurrency)
+
+    @property
+    def engine(self) -> str:
+        """The engine's word in profile names."""
+        return (self.file.engine or self.framework).lower()
 
 
 def read_rows(path: Path) -> tuple[BenchmarkRow, ...]:
-    """Every row of a tidy CSV that holds both metrics and a concurrency; special runs are marked, not dropped."""
+    """Every row of a tidy CSV that holds a load and its metrics; special runs are marked, not dropped."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -102,7 +170,9 @@ def read_rows(path: Path) -> tuple[BenchmarkRow, ...]:
     start = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     about = _about(path, lines[:start])
     table = csv.DictReader(lines[start:], strict=True)
-    missing = [name for name in REQUIRED if name not in (table.fieldnames or ())]
+    columns = table.fieldnames or ()
+    missing = [name for name in REQUIRED if name not in columns]
+    missing += [" or ".join(names) for names in (LOAD, TPOT) if not set(names) & set(columns)]
     if missing:
         raise InputError(f"has no column {', '.join(missing)}; it needs {', '.join(REQUIRED)}", file=str(path))
     rows: list[BenchmarkRow] = []
@@ -111,7 +181,7 @@ def read_rows(path: Path) -> tuple[BenchmarkRow, ...]:
             number = start + table.line_num
             if None in cells or None in cells.values():
                 raise InputError("has more or fewer fields than the header", file=str(path), line=number)
-            if all(cells[name] for name in ("tp", "max_concurrency", "tpot_median_ms", "total_tps_per_gpu")):
+            if _complete(cells):
                 rows.append(_row(cells, about, number))
     except csv.Error as error:
         raise InputError(f"is no CSV: {error}", file=str(path), line=start + table.line_num) from None
@@ -119,23 +189,41 @@ def read_rows(path: Path) -> tuple[BenchmarkRow, ...]:
 
 
 def select_rows(
-    rows: Iterable[BenchmarkRow], *, node: Node, card: ModelCard, precision: str, engine: str
+    rows: Iterable[BenchmarkRow], *, node: Node, card: ModelCard, precision: str, engine: str, variant: str = ""
 ) -> tuple[BenchmarkRow, ...]:
-    """The plain rows of this node, model, precision and engine, in a fixed order; none at all is an `InputError`."""
-    wanted = [row for row in _of(rows, node, card, precision, engine) if not row.special]
+    """The rows of this node, model, precision, engine and variant, in a fixed order; none at all is an `InputError`."""
+    wanted = [row for row in _of(rows, node, card, precision, engine) if not row.special and row.variant == variant]
     if not wanted:
+        which = f"{engine}-{variant}" if variant else engine
         raise InputError(
-            f"no row of {card.name} in {precision_name(precision)} on {node.name} with {engine}; "
+            f"no row of {card.name} in {precision_name(precision)} on {node.name} with {which}; "
             "check the columns gpu, model, precision and framework"
         )
-    return tuple(sorted(wanted, key=lambda r: (r.tensor_parallel_size, r.isl, r.osl, r.concurrency, r.tpot_s)))
+    return tuple(sorted(wanted, key=_order))
+
+
+def _order(row: BenchmarkRow) -> tuple[float, ...]:
+    load = row.request_rate_rps if row.concurrency is None else row.concurrency
+    return (row.tensor_parallel_size, row.isl, row.osl, load or 0.0, row.tpot_s)
+
+
+def only_precision(rows: Iterable[BenchmarkRow], *, card: ModelCard, engine: str) -> str:
+    """The one precision in which the rows serve a model; none or several is an `InputError`."""
+    names = {name.lower() for name in (card.name, *card.aliases)}
+    found = {precision_name(row.precision) for row in rows if row.model.lower() in names and row.engine == engine}
+    if len(found) == 1:
+        return found.pop()
+    if found:
+        raise InputError(f"the rows of {card.name} are in {', '.join(sorted(found))}; choose one with --precision")
+    raise InputError(f"no row of {card.name} with {engine}; check the columns model and framework")
 
 
 def left_out(
-    rows: Iterable[BenchmarkRow], *, node: Node, card: ModelCard, precision: str, engine: str
+    rows: Iterable[BenchmarkRow], *, node: Node, card: ModelCard, precision: str, engine: str, variant: str = ""
 ) -> tuple[str, ...]:
     """What `select_rows` leaves out of the rows of this model, counted by reason."""
-    reasons = Counter(row.special for row in _of(rows, node, card, precision, engine) if row.special)
+    found = [row for row in _of(rows, node, card, precision, engine) if row.special or row.variant != variant]
+    reasons = Counter(row.special or f"variant {row.variant or 'plain'}" for row in found)
     return tuple(f"{count} rows left out: {reason}" for reason, count in sorted(reasons.items()))
 
 
@@ -149,7 +237,7 @@ def _of(
         if row.gpu.lower() == node.name
         and row.model.lower() in names
         and precision_name(row.precision) == precision_name(precision)
-        and row.framework.lower() == engine
+        and row.engine == engine
     ]
 
 
@@ -161,6 +249,10 @@ def _about(path: Path, lines: Sequence[str]) -> RowFile:
             found[key].append(text.strip())
             if len(found[key]) > 1 and not NOTES[key]:
                 raise InputError(f"{key} stands twice; give it once", file=str(path), line=number)
+    stated = (found["tier"] or ["pooled medians"])[0]
+    tier = next((tier for tier in TIERS if tier == stated), None)
+    if tier is None:
+        raise InputError(f"{stated!r} is no tier; it must be one of: {', '.join(TIERS)}", file=str(path))
     serves = tuple(name.strip() for text in found["serves"] for name in text.split(","))
     return RowFile(
         path=str(path),
@@ -169,7 +261,22 @@ def _about(path: Path, lines: Sequence[str]) -> RowFile:
         serves=serves,
         engine_version=(found["engine_version"] or ["not stated"])[0],
         as_of=(found["as_of"] or ["not stated"])[0],
+        tier=tier,
+        engine=found["engine"][0] if found["engine"] else None,
     )
+
+
+def _complete(cells: dict[str, str]) -> bool:
+    """Whether a line holds what a prediction can be compared with; other lines of a mixed file are passed over."""
+    return (
+        bool(cells["tp"] and cells["isl"] and cells["osl"])
+        and any(cells.get(name) for name in TPOT)
+        and (_is_open(cells) or bool(cells.get("max_concurrency")))
+    )
+
+
+def _is_open(cells: dict[str, str]) -> bool:
+    return (cells.get("request_rate") or "inf").lower() not in ("inf", "infinity")
 
 
 def _row(cells: dict[str, str], about: RowFile, line: int) -> BenchmarkRow:
@@ -181,13 +288,27 @@ def _row(cells: dict[str, str], about: RowFile, line: int) -> BenchmarkRow:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value > 0):
+        if not (math.isfinite(value) and 0 < value < TOO_LARGE):
             raise InputError(
-                f"{text!r} is not allowed; it must be a number above 0", file=about.path, line=line, key=name
+                f"{text!r} is not allowed; it must be a number above 0 and below {TOO_LARGE:g}",
+                file=about.path,
+                line=line,
+                key=name,
             )
         return value
 
+    def optional(name: str) -> float | None:
+        return number(name) if cells.get(name) else None
+
+    def whole(name: str) -> int | None:
+        return int(number(name)) if cells.get(name) else None
+
     tp = int(number("tp"))
+    tpot = next(name for name in TPOT if cells.get(name))
+    ttft = next((name for name in TTFT if cells.get(name)), TTFT[0])
+    per_gpu = optional("total_tps_per_gpu")
+    rate = number("request_rate") if _is_open(cells) else None
+    ttft_ms = optional(ttft)
     row = BenchmarkRow(
         gpu=cells["gpu"],
         model=cells["model"],
@@ -196,37 +317,85 @@ def _row(cells: dict[str, str], about: RowFile, line: int) -> BenchmarkRow:
         tensor_parallel_size=tp,
         isl=int(number("isl")),
         osl=int(number("osl")),
-        concurrency=int(number("max_concurrency")),
-        tpot_s=number("tpot_median_ms") / 1e3,
-        tokens_per_s=number("total_tps_per_gpu") * tp,
+        concurrency=whole("max_concurrency") if rate is None else None,
+        request_rate_rps=rate,
+        tpot_s=number(tpot) / 1e3,
+        tpot_statistic="median" if tpot == TPOT[0] else "mean",
+        tokens_per_s=per_gpu * tp if per_gpu is not None and rate is None else None,
+        ttft_s=ttft_ms / 1e3 if ttft_ms is not None else None,
+        ttft_statistic="median" if ttft == TTFT[0] else "mean",
+        requests=whole("num_requests"),
+        length_low=number("length_low", 0.8),
+        length_high=number("length_high", 1.0),
         max_num_batched_tokens=int(number("max_num_batched_tokens", 8192)),
         max_num_seqs=int(number("max_num_seqs", 1024)),
         gpu_memory_utilization=number("gpu_memory_utilization", 0.9),
         block_size=int(number("block_size", 16)),
         kv_cache_dtype=cells.get("kv_cache_dtype") or "auto",
+        kv_cache_tokens=whole("kv_cache_tokens"),
+        async_scheduling=_is_true(cells, "async_scheduling", about, line),
         all_reduce_bits={"": 16.0, "none": 16.0, "int4": 4.5}.get(cells.get("all_reduce_quantization", ""), 16.0),
+        date=cells.get("date", ""),
+        engine_version=cells.get("framework_version", ""),
         weight=number("weight", 1.0),
         note=cells.get("weight_note", ""),
+        variant=_variant(cells),
         special=_special(cells),
         file=about,
     )
+    if row.length_low > row.length_high:
+        raise InputError(
+            f"{row.length_low:g} is above length_high {row.length_high:g}; the shortest comes first",
+            file=about.path,
+            line=line,
+            key="length_low",
+        )
+    if flag := cells.get("quality_flag"):
+        row = _suspect(row, flag)
+    share = decode_occupancy(row)
     low, high = OCCUPANCY_RANGE
-    share = row.tokens_per_s * row.osl / (row.isl + row.osl) * row.tpot_s / row.concurrency
-    if not low <= share <= high:
-        note = f"decode occupancy {share:.2f} outside {low:.2f}-{high:.2f}: TPOT and throughput are not of one run"
-        row = replace(row, weight=min(row.weight, SUSPECT_WEIGHT), note="; ".join(filter(None, (row.note, note))))
+    if share is not None and not low <= share <= high:
+        what = f"decode occupancy {share:.2f} outside {low:.2f}-{high:.2f}"
+        row = _suspect(row, f"{what}: TPOT and throughput are not of one run")
     return row
 
 
-def _special(cells: dict[str, str]) -> str:
-    def is_set(name: str, plain: tuple[str, ...]) -> bool:
-        return (cells.get(name) or plain[0]).lower() not in plain
+def decode_occupancy(row: BenchmarkRow) -> float | None:
+    """Output tokens/s x TPOT / concurrency: the share of its time that a request decodes (Little's law)."""
+    if row.concurrency is None or row.tokens_per_s is None:
+        return None
+    return row.tokens_per_s * row.osl / (row.isl + row.osl) * row.tpot_s / row.concurrency
 
-    checks = (
-        ("speculative decoding", is_set("spec_decode", ("none", "0"))),
-        ("disaggregated", is_set("disagg", ("0", "0.0", "false"))),
-        ("expert parallel", is_set("ep", ("1", "1.0"))),
-        ("data-parallel attention", is_set("dp_attention", ("0", "0.0", "false"))),
-        ("open loop", is_set("request_rate", ("inf",))),
-    )
-    return next((reason for reason, found in checks if found), "")
+
+def _suspect(row: BenchmarkRow, why: str) -> BenchmarkRow:
+    return replace(row, weight=min(row.weight, SUSPECT_WEIGHT), note="; ".join(filter(None, (row.note, why))))
+
+
+def _is_true(cells: dict[str, str], name: str, about: RowFile, line: int) -> bool:
+    text = (cells.get(name) or "true").lower()
+    if text not in ("true", "false", "1", "0"):
+        raise InputError(f"{text!r} is not allowed; it must be true or false", file=about.path, line=line, key=name)
+    return text in ("true", "1")
+
+
+def _is_set(cells: dict[str, str], name: str, plain: tuple[str, ...]) -> bool:
+    return (cells.get(name) or plain[0]).lower() not in plain
+
+
+def _variant(cells: dict[str, str]) -> str:
+    parts = []
+    if _is_set(cells, "spec_decode", ("none", "0")):
+        parts.append(cells["spec_decode"].lower())
+    if _is_set(cells, "ep", ("1", "1.0")):
+        parts.append(f"ep{cells['ep'].removesuffix('.0')}")
+    if _is_set(cells, "dp_attention", ("0", "0.0", "false")):
+        parts.append("dpa")
+    return "-".join(parts)
+
+
+def _special(cells: dict[str, str]) -> str:
+    if _is_set(cells, "disagg", ("0", "0.0", "false")):
+        return "disaggregated"
+    if _is_open(cells) and cells.get("max_concurrency"):
+        return "open loop under a concurrency cap"
+    return ""

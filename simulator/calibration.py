@@ -2,15 +2,14 @@
 
 All tensor-parallel degrees are fitted together: shared physics, and a multiplicative deviation per degree and term with
 a stated standard deviation (`coefficients.py`). Several starts are searched (`row_fit.py`) and the cheapest end kept;
-then every concurrency, every shape and every degree is left out once, fitted without, and predicted. A degree left out
-is predicted from the shared values alone, as a degree nobody measured would be.
+then every concurrency, every shape and every degree is left out once, fitted without, and predicted (`held_out.py`).
 Equal rows and seed give equal profiles.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +18,23 @@ from numpy.typing import NDArray
 
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
-from hardware_profiles.profile import Covariance, ErrorFigures, MeasuredRange, ProfileFile, ResidualRow, profile_of
+from hardware_profiles.profile import (
+    TIERS,
+    Covariance,
+    HeldOutRow,
+    MeasuredRange,
+    ProfileFile,
+    ResidualRow,
+    profile_of,
+)
 from simulator.all_reduce_curve import all_reduce_curves
 from simulator.benchmark_rows import BenchmarkRow, left_out, select_rows
-from simulator.closed_loop import SHORTEST, predict_rows, row_blocks
+from simulator.closed_loop import predict_rows, row_blocks
 from simulator.coefficients import all_reduce_of, degree_terms, layout_for, shared_terms
+from simulator.fit_covariance import VISIBLE_WEIGHT, covariance_of, figures, spread_of
+from simulator.held_out import held_out_rows, interval_scale, predict_held_out
 from simulator.profile_writer import rounded, write_profile
-from simulator.row_fit import NOISE, RowFit, sensitivities, soft_weights, solve
+from simulator.row_fit import RowFit, solve
 
 __all__ = ["FittedProfile", "fit_profile", "write_profile"]
 
@@ -39,10 +48,6 @@ START_SPREAD = 0.7
 HOPS, HOP_SPREAD = 6, 0.3
 """Further searches from near the best end, and how near, in prior standard deviations: the valley of the Llama-70B FP4
 rows has a deeper hollow beside the one that four starts find (cost 536 against 551)."""
-VISIBLE_WEIGHT = 0.5
-"""Rows that the robust loss gives less are named with their weight."""
-HARDLY_KNOWN = 0.7
-"""A term whose standard deviation stays above this share of the prior's is named in the caveats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class FittedProfile:
 
     file: ProfileFile
     residuals: tuple[ResidualRow, ...]
+    held_out: tuple[HeldOutRow, ...]
     covariance: Covariance
 
 
@@ -61,16 +67,26 @@ def fit_profile(
     card: ModelCard,
     precision: str,
     engine: str = "vllm",
+    variant: str = "",
+    all_reduce: Path | None = None,
     seed: int = 1,
     leave_out: bool = True,
     progress: Progress | None = None,
     starts: int = STARTS,
 ) -> FittedProfile:
-    """The profile of one (node, model, precision, engine) from all its plain rows among `rows`."""
-    chosen = select_rows(rows, node=node, card=card, precision=precision, engine=engine)
+    """The profile of one (node, model, precision, engine, variant) from all its rows among `rows`.
+
+    `all_reduce` is a file of measured all-reduce curves in place of the node's own.
+    """
+    chosen = select_rows(rows, node=node, card=card, precision=precision, engine=engine, variant=variant)
     precision = precision_name(precision)
     degrees = tuple(sorted({row.tensor_parallel_size for row in chosen}))
-    layout = layout_for(card, degrees, all_reduce_bits=min(row.all_reduce_bits for row in chosen))
+    layout = layout_for(
+        card,
+        degrees,
+        all_reduce_bits=min(row.all_reduce_bits for row in chosen),
+        with_ttft=any(row.ttft_s is not None for row in chosen),
+    )
     fit = RowFit(
         rows=chosen,
         blocks=tuple(row_blocks(row, node=node, card=card, precision=precision) for row in chosen),
@@ -78,51 +94,37 @@ def fit_profile(
         node=node,
         card=card,
         precision=precision,
-        curves=all_reduce_curves(node, degrees),
+        curves=all_reduce_curves(node, degrees, all_reduce),
         seed=seed,
     )
-    folds = _folds(chosen) if leave_out else {}
     tell = progress or (lambda stage, done, total: None)
     z = _best(fit, starts, seed, tell)
-    errors = {}
-    done, total = 0, sum(len(set(keys)) for keys in folds.values())
-    for name, keys in folds.items():
-        predicted = np.full((len(chosen), 2), np.nan)
-        for key in dict.fromkeys(keys):
-            tell(f"held-out errors, {name} {key}", done, total)
-            inside = np.array([other != key for other in keys])
-            if inside.any():
-                held = _without(fit, z, inside, shared_only=name == DEGREE_OUT)
-                predicted[~inside] = fit.log_metrics(held, ~inside)[~inside]
-            done += 1
-        errors[name] = _figures(np.exp(predicted), fit)
-    spread, weights = _spread(fit, z)
-    covariance, hardly = _covariance(fit, z, spread, weights)
-    draft = _file(fit, z, rows, engine=engine, seed=seed, hardly=hardly)
-    predicted_now = predict_rows(profile_of(draft, Path()), chosen, node=node, card=card, seed=seed)
-    in_sample = _figures(predicted_now, fit)
-    downs = {} if bool((fit.weights == 1).all()) else {"in sample, all rows": _figures(predicted_now, fit, least=0.0)}
+    held_out = predict_held_out(fit, z, tell) if leave_out else ()
+    spread = spread_of(fit, z)
+    covariance, hardly = covariance_of(fit, z, spread)
+    draft = _file(fit, z, rows, engine=engine, variant=variant, seed=seed, hardly=hardly)
+    predicted = predict_rows(profile_of(draft, Path()), chosen, node=node, card=card, seed=seed)
+    errors = {"in sample": figures(np.log(predicted), fit)}
+    if not bool((fit.weights == 1).all()):
+        errors["in sample, all rows"] = figures(np.log(predicted), fit, least=0.0)
+    errors |= {evaluation.name: figures(evaluation.predicted, fit) for evaluation in held_out}
+    scale, coverage = interval_scale(held_out, fit)
     file = draft.model_copy(
         update={
-            "residual_sd": rounded(spread, 3),
-            "errors": {"in sample": in_sample, **downs, **errors},
-            "kv_sensitivity": _kv_sensitivity(fit, draft, predicted_now, seed),
+            "residual_sd": rounded(float(spread.sd[0]), 3),
+            "ttft_residual_sd": rounded(float(spread.sd[2]), 3) if math.isfinite(spread.sd[2]) else None,
+            "interval_scale": rounded(scale, 3),
+            "coverage": coverage,
+            "errors": errors,
+            "kv_sensitivity": _kv_sensitivity(fit, draft, predicted, seed),
         }
     )
-    return FittedProfile(file=file, residuals=_residuals(fit, predicted_now, weights), covariance=covariance)
-
-
-DEGREE_OUT = "leave one TP out"
-
-
-def _folds(rows: Sequence[BenchmarkRow]) -> dict[str, list[Hashable]]:
-    """What is left out together, by evaluation; an evaluation with one group only is none."""
-    folds: dict[str, list[Hashable]] = {
-        "leave one concurrency out": [row.concurrency for row in rows],
-        "leave one shape out": [f"{row.isl}/{row.osl}" for row in rows],
-        DEGREE_OUT: [row.tensor_parallel_size for row in rows],
-    }
-    return {name: keys for name, keys in folds.items() if len(set(keys)) > 1}
+    return FittedProfile(
+        file=file,
+        residuals=_residuals(fit, predicted, spread.weights),
+        held_out=held_out_rows(held_out, fit),
+        covariance=covariance,
+    )
 
 
 def _best(fit: RowFit, starts: int, seed: int, tell: Progress) -> Floats:
@@ -146,110 +148,41 @@ def _best(fit: RowFit, starts: int, seed: int, tell: Progress) -> Floats:
     return best
 
 
-def _without(fit: RowFit, z: Floats, inside: NDArray[np.bool_], *, shared_only: bool) -> Floats:
-    """Fit the rows inside; the deviations of a degree that has none of them stay at zero."""
-    z = z.copy()
-    for degree in fit.layout.degrees:
-        if not any(row.tensor_parallel_size == degree for row, kept in zip(fit.rows, inside, strict=True) if kept):
-            z[fit.layout.columns(degree)] = 0.0
-    z, _ = solve(fit, z, inside, searches=3)
-    if shared_only:
-        for degree in {row.tensor_parallel_size for row, kept in zip(fit.rows, inside, strict=True) if not kept}:
-            z[fit.layout.columns(degree)] = 0.0
-    return z
-
-
-def _figures(predicted: Floats, fit: RowFit, least: float = VISIBLE_WEIGHT) -> dict[str, ErrorFigures]:
-    """Error figures by metric over the rows of at least that weight."""
-    counted = (fit.weights >= least) & ~np.isnan(predicted).any(axis=1)
-    error = (predicted / np.exp(fit.measured) - 1.0)[counted]
-    return {
-        metric: ErrorFigures(
-            rows=int(counted.sum()),
-            median=rounded(float(np.median(np.abs(error[:, i]))), 3),
-            p95=rounded(float(np.quantile(np.abs(error[:, i]), 0.95)), 3),
-            worst=rounded(float(np.abs(error[:, i]).max()), 3),
-            bias=rounded(float(error[:, i].mean()), 3),
-        )
-        for i, metric in enumerate(("tpot", "throughput"))
-    }
-
-
-def _spread(fit: RowFit, z: Floats) -> tuple[float, Floats]:
-    """(weighted root mean square of ln(predicted / measured), (rows, 2) weights in the robust loss)."""
-    everything = np.ones(len(fit.rows), dtype=np.bool_)
-    error = fit.log_metrics(z, everything) - fit.measured
-    weights = fit.weights[:, None] * soft_weights(error / NOISE)
-    plain = np.broadcast_to(fit.weights[:, None], error.shape)
-    return float(np.sqrt(np.sum(plain * error**2) / np.sum(plain))), weights
-
-
-def _covariance(fit: RowFit, z: Floats, spread: float, weights: Floats) -> tuple[Covariance, tuple[str, ...]]:
-    """Covariance of ln(value), and the terms that the rows hardly tell.
-
-    TPOT and throughput of a row are nearly one measurement (their errors mirror each other), so they count half each.
-    """
-    everything = np.ones(len(fit.rows), dtype=np.bool_)
-    slopes = sensitivities(fit, z, everything) * np.sqrt(weights / 2.0)[..., None] / max(spread, NOISE)
-    flat = slopes.reshape(-1, len(z))
-    known = np.linalg.inv(flat.T @ flat + np.eye(len(z)))
-    names, logs = _named_logs(fit, z)
-    step = 1e-4
-    jacobian = np.empty((len(names), len(z)))
-    for i in range(len(z)):
-        moved = z.copy()
-        moved[i] += step
-        jacobian[:, i] = (_named_logs(fit, moved)[1] - logs) / step
-    matrix = jacobian @ known @ jacobian.T
-    shared = np.sqrt(np.diag(known))[: len(fit.layout.terms)]
-    hardly = tuple(t.name for t, sd in zip(fit.layout.terms, shared, strict=True) if sd > HARDLY_KNOWN)
-    rows = tuple(tuple(rounded(float(cell), 4) for cell in row) for row in matrix)
-    return Covariance(terms=names, matrix=rows), hardly
-
-
-def _named_logs(fit: RowFit, z: Floats) -> tuple[tuple[str, ...], Floats]:
-    """ln of every fitted number of the profile, by its path in the file."""
-    typical = fit.layout.values(z, None)
-    found = {
-        f"shared.{name}": typical[name]
-        for name in ("smooth_exponent", "expert_popularity_shape", "client_gap_s")
-        if name in typical
-    }
-    for degree in fit.layout.degrees:
-        values = fit.layout.values(z, degree)
-        for name, value in degree_terms(values):
-            found[f"tensor_parallel.{degree}.{name}"] = value
-        curve = all_reduce_of(values, degree, node=fit.node, curves=fit.curves)
-        if curve is not None:
-            found[f"all_reduce.{degree}.floor_s"] = curve.floor_s
-            found[f"all_reduce.{degree}.large_bytes_per_s"] = curve.large_bytes_per_s
-    for name, value in degree_terms(typical):
-        found[f"typical.{name}"] = value
-    return tuple(found), np.log(np.array(list(found.values())))
-
-
 def _file(
-    fit: RowFit, z: Floats, rows: Sequence[BenchmarkRow], *, engine: str, seed: int, hardly: tuple[str, ...]
+    fit: RowFit,
+    z: Floats,
+    rows: Sequence[BenchmarkRow],
+    *,
+    engine: str,
+    variant: str,
+    seed: int,
+    hardly: tuple[str, ...],
 ) -> ProfileFile:
     """The profile without the figures that are computed from it."""
     layout, chosen = fit.layout, fit.rows
     typical = layout.values(z, None)
     files = tuple(dict.fromkeys(row.file for row in chosen))
-    omitted = left_out(rows, node=fit.node, card=fit.card, precision=fit.precision, engine=engine)
+    omitted = left_out(rows, node=fit.node, card=fit.card, precision=fit.precision, engine=engine, variant=variant)
     curves = {d: all_reduce_of(layout.values(z, d), d, node=fit.node, curves=fit.curves) for d in layout.degrees}
     return ProfileFile(
-        name=f"{fit.node.name}/{fit.card.name}-{fit.precision}-{engine}",
+        name="-".join(filter(None, (f"{fit.node.name}/{fit.card.name}", fit.precision, engine, variant))),
         node=fit.node.name,
         model=fit.card.name,
         serves=tuple(dict.fromkeys(name for file in files for name in file.serves)),
         precision=fit.precision,
         engine=engine,
+        variant=variant,
         engine_version="; ".join(dict.fromkeys(file.engine_version for file in files)),
         as_of=max(file.as_of for file in files),
-        tier="pooled medians",
-        command=(
-            f"goodfleet profile fit {' '.join(file.path for file in files)} --node {fit.node.name} "
-            f"--model {fit.card.name} --precision {fit.precision} --seed {seed}"
+        tier=max((file.tier for file in files), key=TIERS.index),
+        command=" ".join(
+            [
+                f"goodfleet profile fit {' '.join(file.path for file in files)} --node {fit.node.name}",
+                f"--model {fit.card.name} --precision {fit.precision}",
+                *([f"--engine {engine}"] if engine != "vllm" else []),
+                *([f"--variant {variant}"] if variant else []),
+                f"--seed {seed}",
+            ]
         ),
         sources=tuple(dict.fromkeys(source for file in files for source in file.source)),
         caveats=(*dict.fromkeys(c for file in files for c in file.caveat), *omitted, *_identifiability(chosen, hardly)),
@@ -257,10 +190,13 @@ def _file(
         kv_sensitivity="",
         measured=MeasuredRange(
             tensor_parallel_size=layout.degrees,
-            concurrency=(min(r.concurrency for r in chosen), max(r.concurrency for r in chosen)),
+            concurrency=_in_flight(chosen),
             isl=(min(r.isl for r in chosen), max(r.isl for r in chosen)),
             osl=(min(r.osl for r in chosen), max(r.osl for r in chosen)),
-            context=(min(int(SHORTEST * r.isl) for r in chosen), max(r.isl + r.osl for r in chosen)),
+            context=(
+                min(int(r.length_low * r.isl) for r in chosen),
+                max(math.ceil(r.length_high * (r.isl + r.osl)) for r in chosen),
+            ),
         ),
         shared=rounded(shared_terms(typical)),
         all_reduce={degree: rounded(curve) for degree, curve in curves.items() if curve is not None},
@@ -272,10 +208,23 @@ def _file(
     )
 
 
+def _in_flight(rows: Sequence[BenchmarkRow]) -> tuple[int, int]:
+    """Least and most requests in flight; of open loops, by Little's law with the time that a request decodes."""
+    counts = [row.concurrency or max(1, round((row.request_rate_rps or 0.0) * row.tpot_s * row.osl)) for row in rows]
+    return min(counts), max(counts)
+
+
 def _common_flags(rows: Sequence[BenchmarkRow]) -> dict[str, int | float | str | bool]:
     """Server flags of the rows; a flag that differs is described."""
-    names = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "block_size", "kv_cache_dtype")
-    flags: dict[str, int | float | str | bool] = {"async_scheduling": True, "enable_prefix_caching": False}
+    names = (
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "gpu_memory_utilization",
+        "block_size",
+        "kv_cache_dtype",
+        "async_scheduling",
+    )
+    flags: dict[str, int | float | str | bool] = {"enable_prefix_caching": False}
     for name in names:
         values = sorted({getattr(row, name) for row in rows})
         varies = all(getattr(row, name) == row.concurrency for row in rows)
@@ -302,33 +251,37 @@ def _kv_sensitivity(fit: RowFit, file: ProfileFile, base: Floats, seed: int) -> 
     for factor in (0.9, 1.1):
         blocks = [math.floor(count * factor) for count in fit.blocks]
         moved = predict_rows(profile_of(file, Path()), fit.rows, node=fit.node, card=fit.card, seed=seed, blocks=blocks)
-        changes.append(float(np.abs(moved / base - 1.0).max()))
+        changes.append(float(np.abs(moved / base - 1.0)[:, :2].max()))
     for row, count in zip(fit.rows, fit.blocks, strict=True):
-        peak = max(peak, row.concurrency * (row.isl + row.osl) / (count * row.block_size))
+        peak = max(peak, _in_flight([row])[1] * (row.isl + row.osl) / (count * row.block_size))
     return (
-        f"With 10 % fewer KV blocks the largest change of any prediction is {changes[0]:.2%}, with 10 % more "
+        f"With 10 % fewer KV blocks the largest change of any TPOT or throughput is {changes[0]:.2%}, with 10 % more "
         f"{changes[1]:.2%}; the fullest row can hold at most {peak:.0%} of its KV cache."
     )
 
 
 def _residuals(fit: RowFit, predicted: Floats, weights: Floats) -> tuple[ResidualRow, ...]:
     rows = []
-    for row, metrics, pair in zip(fit.rows, predicted, weights, strict=True):
-        robust = float(pair.mean())
+    for row, metrics, triple in zip(fit.rows, predicted, weights, strict=True):
+        robust = float(np.nanmean(triple))
         weight, notes = row.weight, [row.note] if row.note else []
         if robust < VISIBLE_WEIGHT * row.weight:
             weight = rounded(robust, 2)
             notes.append(f"far from the other rows: the robust loss lowers its weight to {weight:g}")
+        tpot_s, tokens_per_s, ttft_s = (rounded(float(value), 6) for value in metrics)
         rows.append(
             ResidualRow(
                 tensor_parallel_size=row.tensor_parallel_size,
                 isl=row.isl,
                 osl=row.osl,
                 concurrency=row.concurrency,
+                request_rate_rps=row.request_rate_rps,
                 measured_tpot_s=rounded(row.tpot_s, 6),
-                predicted_tpot_s=rounded(float(metrics[0]), 6),
-                measured_tokens_per_s=rounded(row.tokens_per_s, 6),
-                predicted_tokens_per_s=rounded(float(metrics[1]), 6),
+                predicted_tpot_s=tpot_s,
+                measured_tokens_per_s=None if row.tokens_per_s is None else rounded(row.tokens_per_s, 6),
+                predicted_tokens_per_s=None if row.tokens_per_s is None else tokens_per_s,
+                measured_ttft_s=None if row.ttft_s is None else rounded(row.ttft_s, 6),
+                predicted_ttft_s=None if row.ttft_s is None else ttft_s,
                 weight=weight,
                 note="; ".join(notes),
             )

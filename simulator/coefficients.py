@@ -23,7 +23,7 @@ from hardware_profiles.profile import AllReduce, SharedTerms, TensorParallelTerm
 from simulator.all_reduce_curve import MeasuredCurve, link_bytes_per_s
 from simulator.steptime import StepTimeModel, build_step_time
 
-__all__ = ["Layout", "Term", "Values", "build_model", "layout_for"]
+__all__ = ["Layout", "Term", "Values", "all_reduce_of", "build_model", "degree_terms", "layout_for", "shared_terms"]
 
 Floats = NDArray[np.float64]
 Values = Mapping[str, float]
@@ -32,7 +32,8 @@ Values = Mapping[str, float]
 REACH_SD = 5.0
 """Bound of z on both sides."""
 FRONT_END_S = 0.010
-"""Assumed delay from a request's arrival to the engine's queue. Closed loops show only its sum with the client's gap.
+"""Typical delay from a request's arrival to the engine's queue, and the value where no row has a TTFT: closed loops
+show only its sum with the client's gap.
 10 ms is what published median TTFT of gpt-oss-120b at ISL 1024 and 4 in flight leave over beyond one simulated prompt
 step: 45, 31 and 28 ms at TP 1, 4 and 8 (MI350X, vLLM 0.22.0: togethercomputer/InferenceX,
 together_runner/local/recipes/README.md, 2026-09-25)."""
@@ -92,8 +93,8 @@ def _value(term: Term, log: float) -> float:
     return term.floor + raw
 
 
-def layout_for(card: ModelCard, degrees: tuple[int, ...], *, all_reduce_bits: float) -> Layout:
-    """The terms that rows of these degrees can tell: twelve for a mixture of experts on several GPUs."""
+def layout_for(card: ModelCard, degrees: tuple[int, ...], *, all_reduce_bits: float, with_ttft: bool) -> Layout:
+    """The terms that rows of these degrees can tell: thirteen for a mixture of experts on several GPUs with TTFT."""
     multiplying = 0.5 if card.experts is None else 0.3  # grouped products of many experts fill the units less
     terms = [
         Term(name="smooth_exponent", start=0.5, prior_sd=0.7, floor=1.0),
@@ -106,6 +107,8 @@ def layout_for(card: ModelCard, degrees: tuple[int, ...], *, all_reduce_bits: fl
         Term(name="kv_efficiency", start=0.5, prior_sd=0.7, deviation_sd=0.1, ceiling=1.0),
         Term(name="attention_efficiency", start=0.4, prior_sd=0.5, deviation_sd=0.1, ceiling=1.0),
     ]
+    if with_ttft:
+        terms.append(Term(name="request_overhead_s", start=FRONT_END_S, prior_sd=1.0))
     if card.experts is not None:
         terms.append(Term(name="expert_popularity_shape", start=2.5, prior_sd=0.7))
     if any(degree > 1 for degree in degrees):
@@ -123,7 +126,7 @@ def shared_terms(values: Values) -> SharedTerms:
         host_s=0.0,
         host_sequence_s=0.0,
         sync_s=0.0,
-        request_overhead_s=FRONT_END_S,
+        request_overhead_s=values.get("request_overhead_s", FRONT_END_S),
         client_gap_s=values["client_gap_s"],
     )
 

@@ -45,7 +45,7 @@ def rows_of(name: str) -> tuple[BenchmarkRow, ...]:
 def test_every_row_is_predicted_as_the_residuals_say(name: str) -> None:
     profile, rows = load_profile(name), rows_of(name)
     predicted = predict_rows(profile, rows, node=NODE, card=load_model_card(profile.model))
-    for row, (tpot_s, tokens_per_s), held in zip(rows, predicted, load_residuals(profile), strict=True):
+    for row, (tpot_s, tokens_per_s, _), held in zip(rows, predicted, load_residuals(profile), strict=True):
         assert (row.tensor_parallel_size, row.isl, row.osl, row.concurrency) == (
             held.tensor_parallel_size,
             held.isl,

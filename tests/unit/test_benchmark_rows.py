@@ -76,7 +76,7 @@ def test_a_row_without_a_metric_is_no_row(tmp_path: Path) -> None:
     assert rows_of(tmp_path, f"{HEADER}\n{GOOD.replace('4.92827', '')}\n") == ()
 
 
-def test_special_runs_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_variants_and_special_runs_are_left_out_and_counted(tmp_path: Path) -> None:
     header = f"{HEADER},spec_decode,disagg,ep,dp_attention,request_rate"
     kinds = ["none,0,1,0,inf", "mtp,0,1,0,inf", "none,1,1,0,inf", "none,0,8.0,0,inf", "none,0,1,1.0,inf"]
     kinds.append("none,0,1,0,10")
@@ -85,12 +85,44 @@ def test_special_runs_are_left_out_and_counted(tmp_path: Path) -> None:
     chosen = select_rows(rows, node=node, card=card, precision="mxfp4", engine="vllm")
     assert chosen == rows[:1]
     assert left_out(rows, node=node, card=card, precision="fp4", engine="vllm") == (
-        "1 rows left out: data-parallel attention",
         "1 rows left out: disaggregated",
-        "1 rows left out: expert parallel",
-        "1 rows left out: open loop",
-        "1 rows left out: speculative decoding",
+        "1 rows left out: open loop under a concurrency cap",
+        "1 rows left out: variant dpa",
+        "1 rows left out: variant ep8",
+        "1 rows left out: variant mtp",
     )
+    spread = select_rows(rows, node=node, card=card, precision="mxfp4", engine="vllm", variant="ep8")
+    assert spread == (rows[3],)
+    with pytest.raises(InputError, match="with vllm-mtp3"):
+        select_rows(rows, node=node, card=card, precision="mxfp4", engine="vllm", variant="mtp3")
+
+
+def test_a_row_says_which_statistic_it_holds_and_the_median_goes_first(tmp_path: Path) -> None:
+    header = f"{HEADER},tpot_mean_ms,ttft_median_ms,ttft_mean_ms"
+    both, means = rows_of(tmp_path, "\n".join([header, f"{GOOD},6.1,80,90", f"{GOOD.replace('4.92827', '')},4.9,,90"]))
+    assert (both.tpot_statistic, both.ttft_statistic, both.ttft_s) == ("median", "median", 0.080)
+    assert both.tpot_s == pytest.approx(4.92827e-3)
+    assert (means.tpot_statistic, means.ttft_statistic, means.ttft_s) == ("mean", "mean", 0.090)
+    assert means.tpot_s == pytest.approx(4.9e-3)
+
+
+def test_an_open_loop_has_a_rate_and_no_concurrency(tmp_path: Path) -> None:
+    header = HEADER.replace("max_concurrency", "request_rate") + ",num_requests,length_low,length_high,async_scheduling"
+    (row,) = rows_of(tmp_path, f"{header}\n{GOOD.replace(',8.0,', ',2.5,')},400,0.5,1.5,false\n")
+    assert (row.request_rate_rps, row.concurrency, row.tokens_per_s, row.load) == (2.5, None, None, "2.5/s")
+    assert (row.requests, row.length_low, row.length_high, row.async_scheduling) == (400, 0.5, 1.5, False)
+
+
+def test_a_file_names_its_engine_and_tier(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path, f"# engine: vllm_atom\n# tier: dated single runs\n{HEADER}\n{GOOD}\n")
+    assert (row.engine, row.framework, row.file.tier) == ("vllm_atom", "vllm", "dated single runs")
+    with pytest.raises(InputError, match="'gold' is no tier"):
+        rows_of(tmp_path, f"# tier: gold\n{HEADER}\n{GOOD}\n")
+
+
+def test_a_row_its_source_calls_doubtful_keeps_a_tenth_of_its_weight(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path, f"{HEADER},quality_flag\n{GOOD},gpu_assumed\n")
+    assert (row.weight, row.note) == (0.1, "gpu_assumed")
 
 
 def test_rows_of_another_model_engine_precision_or_node_are_not_these_rows(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
-from hardware_profiles.profile import load_covariance, load_profile, load_residuals, profile_of
+from hardware_profiles.profile import load_covariance, load_held_out, load_profile, load_residuals
 from simulator.all_reduce_curve import all_reduce_curves, link_bytes_per_s
 from simulator.benchmark_rows import BenchmarkRow, RowFile
 from simulator.calibration import FittedProfile, fit_profile, write_profile
-from simulator.closed_loop import predict, predict_rows
+from simulator.closed_loop import predict, predict_rows, row_blocks
 from simulator.coefficients import Layout, build_model, layout_for
 from simulator.engine import EngineConfig
+from simulator.held_out import NORMAL_80
 from simulator.run import simulate
 from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
@@ -25,7 +26,7 @@ from simulator.workload import RequestStream
 NODE = load_node("mi355x")
 CARD = load_model_card("gpt-oss-120b")
 CURVES = all_reduce_curves(NODE, (1, 4))
-LAYOUT = layout_for(CARD, (1, 4), all_reduce_bits=16.0)
+LAYOUT = layout_for(CARD, (1, 4), all_reduce_bits=16.0, with_ttft=True)
 FILE = RowFile(path="rows.csv", source=("a test",), caveat=("made up",), as_of="2026-01-01")
 
 
@@ -72,8 +73,8 @@ def made_rows() -> tuple[BenchmarkRow, ...]:
     gap_s = LAYOUT.values(truth(), None)["client_gap_s"]
     measured = predict(rows, models, [400_000] * len(rows), gap_s=gap_s, seed=1)
     return tuple(
-        replace(row, tpot_s=float(tpot_s), tokens_per_s=float(rate))
-        for row, (tpot_s, rate) in zip(rows, measured, strict=True)
+        replace(row, tpot_s=float(tpot_s), tokens_per_s=float(rate), ttft_s=float(ttft_s))
+        for row, (tpot_s, rate, ttft_s) in zip(rows, measured, strict=True)
     )
 
 
@@ -94,10 +95,12 @@ def fitted(rows: tuple[BenchmarkRow, ...]) -> FittedProfile:
 
 
 def test_rows_made_by_the_simulator_are_predicted_to_a_few_tenths_of_a_percent(fitted: FittedProfile) -> None:
-    for figures in fitted.file.errors["in sample"].values():
+    assert list(fitted.file.errors["in sample"]) == ["tpot", "throughput", "ttft"]
+    for metric, figures in fitted.file.errors["in sample"].items():
+        noise = 5.0 if metric == "ttft" else 1.0  # as the fit assumes
         assert figures.rows == 18
-        assert figures.median < 0.004
-        assert figures.worst < 0.015
+        assert figures.median < 0.005 * noise
+        assert figures.worst < 0.015 * noise
 
 
 def test_the_coefficients_that_matter_are_found_again(fitted: FittedProfile) -> None:
@@ -105,13 +108,15 @@ def test_the_coefficients_that_matter_are_found_again(fitted: FittedProfile) -> 
         true = LAYOUT.values(truth(), degree)
         assert terms.step_floor_s == pytest.approx(true["step_floor_s"], rel=0.05)
         assert terms.prefill_floor_s == pytest.approx(true["prefill_floor_s"], rel=0.25)
-    assert fitted.file.shared.client_gap_s == pytest.approx(LAYOUT.values(truth(), None)["client_gap_s"], rel=0.1)
+    shared = LAYOUT.values(truth(), None)
+    assert fitted.file.shared.client_gap_s == pytest.approx(shared["client_gap_s"], rel=0.1)
+    assert fitted.file.shared.request_overhead_s == pytest.approx(shared["request_overhead_s"], rel=0.1)
 
 
 def test_every_group_of_rows_is_left_out_once(fitted: FittedProfile) -> None:
     for name in ("leave one concurrency out", "leave one shape out", "leave one TP out"):
         assert fitted.file.errors[name]["tpot"].rows == 18
-        assert fitted.file.errors[name]["tpot"].median >= fitted.file.errors["in sample"]["tpot"].median
+        assert fitted.file.errors[name]["tpot"].worst >= fitted.file.errors["in sample"]["tpot"].worst
 
 
 def test_the_profile_says_what_it_is(fitted: FittedProfile) -> None:
@@ -132,6 +137,7 @@ def test_equal_rows_and_seed_give_equal_bytes_and_another_order_of_rows_does_not
     for folder, order in (("a", rows), ("b", rows[::-1])):
         write_profile(fitted_to(order[:]), tmp_path / folder / "profile.yaml")
     for name in ("profile.yaml", "profile.residuals.csv", "profile.covariance.csv"):
+        assert not (tmp_path / "a" / "profile.held-out.csv").exists()
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
@@ -147,13 +153,106 @@ def test_a_written_profile_predicts_what_its_residuals_say(
     predicted = predict_rows(profile, sorted_rows, node=NODE, card=CARD)
     assert predicted[:, 0] == pytest.approx([row.predicted_tpot_s for row in held], rel=1e-5)
     assert predicted[:, 1] == pytest.approx([row.predicted_tokens_per_s for row in held], rel=1e-5)
+    assert predicted[:, 2] == pytest.approx([row.predicted_ttft_s for row in held], rel=1e-5)
     assert "--out profile.yaml" in profile.command
     covariance = load_covariance(profile)
     assert covariance is not None and "tensor_parallel.4.kv_efficiency" in covariance.terms
 
 
+def test_predictions_of_rows_left_out_stand_beside_the_profile_and_give_its_figures(
+    fitted: FittedProfile, tmp_path: Path
+) -> None:
+    write_profile(fitted, tmp_path / "profile.yaml")
+    profile = load_profile(tmp_path / "profile.yaml")
+    held_out = load_held_out(profile)
+    for name, metrics in profile.errors.items():
+        if name == "in sample":
+            continue
+        for metric, figures in metrics.items():
+            rows = [row for row in held_out if (row.evaluation, row.metric) == (name, metric)]
+            errors = np.array([row.predicted / row.measured - 1.0 for row in rows])
+            assert len(rows) == figures.rows
+            assert np.median(np.abs(errors)) == pytest.approx(figures.median, rel=0.01, abs=1e-5)
+            assert all(row.stated_sd > 0 for row in rows)
+
+
+def test_the_factor_on_intervals_makes_eighty_percent_cover_eighty_percent(fitted: FittedProfile) -> None:
+    pairs = [row for row in fitted.held_out if row.metric != "ttft"]
+    width = NORMAL_80 * fitted.file.interval_scale
+    inside = [abs(math.log(row.predicted / row.measured)) <= width * row.stated_sd for row in pairs]
+    assert np.mean(inside) == pytest.approx(0.8, abs=0.02)
+    assert all(0.0 <= share <= 1.0 for shares in fitted.file.coverage.values() for share in shares.values())
+
+
+def test_an_open_loop_with_mean_figures_is_fitted_under_its_own_protocol() -> None:
+    model = true_model(1)
+    rows = [
+        BenchmarkRow(
+            gpu="mi355x",
+            model="gptoss120b",
+            precision="fp4",
+            framework="vllm",
+            file=FILE,
+            tensor_parallel_size=1,
+            isl=512,
+            osl=128,
+            concurrency=None,
+            request_rate_rps=rate,
+            requests=300,
+            length_low=0.5,
+            length_high=1.5,
+            tpot_s=1.0,
+            tokens_per_s=None,
+            tpot_statistic="mean",
+            ttft_statistic="mean",
+            max_num_seqs=64,
+        )
+        for rate in (2.0, 8.0, 20.0)
+    ]
+    measured = predict(rows, {(1, "auto"): model}, [400_000] * 3, gap_s=0.0, seed=1)
+    assert (np.diff(measured[:, 0]) > 0).all()  # more load, slower tokens
+    medians = [replace(row, tpot_statistic="median", ttft_statistic="median") for row in rows]
+    assert (predict(medians, {(1, "auto"): model}, [400_000] * 3, gap_s=0.0, seed=1) != measured)[:, [0, 2]].all()
+    told = tuple(
+        replace(row, tpot_s=float(tpot_s), ttft_s=float(ttft_s))
+        for row, (tpot_s, _, ttft_s) in zip(rows, measured, strict=True)
+    )
+    found = fitted_to(told)
+    assert set(found.file.errors["in sample"]) == {"tpot", "ttft"}
+    assert found.file.errors["in sample"]["tpot"].worst < 0.02
+    assert found.residuals[0].measured_tokens_per_s is None
+    assert found.residuals[0].request_rate_rps == 2.0
+    assert found.file.measured.concurrency[1] > found.file.measured.concurrency[0]
+
+
+def test_synchronous_scheduling_adds_the_hosts_time() -> None:
+    model = replace(true_model(1), host_s=0.004)
+    row = made_rows()[0]
+    overlapped, added = (
+        predict([replace(row, async_scheduling=a)], {(1, "auto"): model}, [400_000], gap_s=0.0, seed=1)[0, 0]
+        for a in (True, False)
+    )
+    assert added > overlapped
+
+
+def test_what_the_server_printed_replaces_the_memory_formula() -> None:
+    row = made_rows()[0]
+    assert row_blocks(replace(row, kv_cache_tokens=1600), node=NODE, card=CARD, precision="mxfp4") == 100
+    assert row_blocks(row, node=NODE, card=CARD, precision="mxfp4") > 100_000
+
+
+def test_a_variant_is_a_profile_of_its_own(rows: tuple[BenchmarkRow, ...]) -> None:
+    spread = tuple(replace(row, variant="ep8", tensor_parallel_size=1) for row in rows if row.tensor_parallel_size == 1)
+    file = fit_profile(
+        (*rows, *spread), node=NODE, card=CARD, precision="fp4", variant="ep8", leave_out=False, starts=1
+    ).file
+    assert (file.name, file.variant) == ("mi355x/gpt-oss-120b-mxfp4-vllm-ep8", "ep8")
+    assert "--variant ep8" in file.command
+    assert any("18 rows left out: variant plain" in caveat for caveat in file.caveats)
+
+
 def test_a_row_that_lies_loses_its_weight_visibly_and_does_not_bend_the_rest(rows: tuple[BenchmarkRow, ...]) -> None:
-    liar = replace(rows[4], tpot_s=rows[4].tpot_s * 1.25, tokens_per_s=rows[4].tokens_per_s / 1.25)
+    liar = replace(rows[4], tpot_s=rows[4].tpot_s * 1.25, tokens_per_s=(rows[4].tokens_per_s or 0.0) / 1.25)
     found = fitted_to((*rows[:4], liar, *rows[5:]))
     marked = [row for row in found.residuals if row.weight < 1]
     assert [(row.isl, row.osl, row.concurrency) for row in marked] == [(liar.isl, liar.osl, liar.concurrency)]
@@ -202,14 +301,14 @@ def test_efficiencies_stay_below_one_however_far_the_search_goes() -> None:
     assert link_bytes_per_s(NODE, 8) == pytest.approx(4 * 76.8e9)
 
 
-def test_the_closed_loop_is_the_one_that_simulate_runs(fitted: FittedProfile, rows: tuple[BenchmarkRow, ...]) -> None:
+def test_the_closed_loop_is_the_one_that_simulate_runs(rows: tuple[BenchmarkRow, ...]) -> None:
     row = rows[4]
-    profile = profile_of(fitted.file, Path())
     model = true_model(row.tensor_parallel_size)
-    requests = 10 * row.concurrency
+    concurrency = row.concurrency or 0
+    requests = 10 * concurrency
     generator = np.random.default_rng([1, 0, row.isl, row.osl, requests])
     stream = RequestStream(
-        arrival_s=np.where(np.arange(requests) < row.concurrency, 0.0, np.nan),
+        arrival_s=np.where(np.arange(requests) < concurrency, 0.0, np.nan),
         prompt_tokens=generator.integers(int(0.8 * row.isl), row.isl + 1, requests),
         output_tokens=generator.integers(int(0.8 * row.osl), row.osl + 1, requests),
         workload=np.zeros(requests, dtype=np.int32),
@@ -222,9 +321,10 @@ def test_the_closed_loop_is_the_one_that_simulate_runs(fitted: FittedProfile, ro
     log = simulate(stream, engine=engine, model=model, num_blocks=400_000, replicas=1)
     tpot_s = np.median((log.finish_s - log.first_token_s) / (log.output_tokens - 1))
     key = (row.tensor_parallel_size, "auto")
-    ((found_tpot_s, found_rate),) = predict([row], {key: model}, [400_000], gap_s=0.0, seed=1, streams=1)
-    assert profile.shared.request_overhead_s == model.request_overhead_s
+    ((found_tpot_s, found_rate, found_ttft_s),) = predict([row], {key: model}, [400_000], gap_s=0.0, seed=1, streams=1)
     assert found_tpot_s == pytest.approx(tpot_s)
+    waited_s = log.first_token_s - log.arrival_s
+    assert found_ttft_s == pytest.approx(np.median(waited_s))
     tokens = stream.prompt_tokens.sum() + stream.output_tokens.sum()
     shift_s = model.request_overhead_s  # simulate delays the first wave too; the benchmark's clock starts at its send
     assert found_rate == pytest.approx(tokens / (log.finish_s.max() - shift_s))
