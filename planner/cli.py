@@ -32,6 +32,9 @@ INTERRUPTED = 130
 
 Scenario = Annotated[Path, typer.Argument(help="The scenario file (YAML).", show_default=False)]
 Servers = Annotated[int, typer.Option(help="Servers that carry the traffic.", min=1, max=1_000_000, show_default=False)]
+AllowOtherEngine = Annotated[
+    bool, typer.Option("--allow-other-engine", help="Use profiles of engines other than vLLM that the scenario names.")
+]
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
@@ -77,6 +80,7 @@ def main(
 def plan(
     scenario: Scenario,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.", show_default="out/NAME")] = None,
+    allow_other_engine: AllowOtherEngine = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print plan.json instead of the summary.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress and no summary.")] = False,
 ) -> None:
@@ -91,7 +95,7 @@ def plan(
     from planner.write_up import make_plan
     from simulator.scenario import load_scenario
 
-    loaded = load_scenario(scenario)
+    loaded = load_scenario(scenario, allow_other_engine=allow_other_engine)
     folder = out if out is not None else Path("out") / scenario.stem
     refuse_unwritable_folder(folder, "--out")
     with shown(quiet=quiet or as_json) as progress:
@@ -110,6 +114,7 @@ def plan(
 def capacity(
     scenario: Scenario,
     servers: Servers,
+    allow_other_engine: AllowOtherEngine = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
 ) -> None:
     """The largest multiple of the demand that N servers carry within the targets, and what binds.
@@ -122,7 +127,7 @@ def capacity(
     from planner.progress import shown
     from simulator.scenario import load_scenario
 
-    loaded = load_scenario(scenario)
+    loaded = load_scenario(scenario, allow_other_engine=allow_other_engine)
     with shown(quiet=as_json) as progress:
         found = capacity_of(loaded, servers, progress)
     typer.echo(json.dumps(found.as_dict(), indent=1) if as_json else found.sentence())
@@ -145,6 +150,7 @@ def simulate(
         typer.Option(help="Draw the first run step by step (.json; open it in ui.perfetto.dev).", show_default=False),
     ] = None,
     timeline_events: Annotated[int, typer.Option(help="Most events in that file.", min=100)] = 200_000,
+    allow_other_engine: AllowOtherEngine = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """What users would see: the baseline's flags (else vLLM's defaults) on N servers, per workload, with intervals.
@@ -161,7 +167,7 @@ def simulate(
         raise InputError(f"{requests_out} ends in neither .csv nor .parquet; the suffix chooses the format")
     if timeline is not None and timeline.suffix != ".json":
         raise InputError(f"{timeline} does not end in .json; --timeline writes a JSON file")
-    loaded = load_scenario(scenario)
+    loaded = load_scenario(scenario, allow_other_engine=allow_other_engine)
     for path, option in ((timeline, "--timeline"), (requests_out, "--requests-out")):
         if path is not None:
             refuse_input(path, option, input_files(loaded))

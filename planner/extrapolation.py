@@ -9,11 +9,12 @@ import numpy as np
 
 from planner.confirm import Confirmed
 from planner.feasibility import Configuration
+from planner.platforms import VLLM_ENGINES
 from planner.question import Question
 from simulator.mix import Mix
 from simulator.workload import make_stream
 
-__all__ = ["extrapolations", "host_time_missing", "long_requests"]
+__all__ = ["extrapolations", "host_time_missing", "long_requests", "other_engine"]
 
 LENGTHS = 10_000
 """Requests of each workload that are looked at: the smallest share that is told, `FEW`, is a hundred of them."""
@@ -28,7 +29,7 @@ def extrapolations(question: Question, best: Confirmed) -> list[str]:
     """What of this answer lies outside the rows of its profile."""
     profile = best.option.configuration.platform.profile
     measured = profile.measured
-    notes: list[str] = []
+    notes: list[str] = list(filter(None, [other_engine(best.option.configuration)]))
     kv_type, kv_measured = best.option.configuration.engine.kv_cache_dtype, profile.assumed_flags.get("kv_cache_dtype")
     if kv_measured is not None and kv_type != kv_measured:
         notes.append(
@@ -54,6 +55,19 @@ def extrapolations(question: Question, best: Confirmed) -> list[str]:
             f"{chunk * question.card.hidden * 2 / 1e6:,.0f} MB, measured up to {curve.to_bytes / 1e6:,.0f} MB."
         )
     return notes
+
+
+def other_engine(configuration: Configuration) -> str | None:
+    """A profile of another build or engine answers for that one, and so does the plan."""
+    profile = configuration.platform.profile
+    if profile.engine == "vllm":
+        return None
+    if profile.engine in VLLM_ENGINES:
+        return f"Profile {profile.name} was measured on {profile.engine}, a build of its own: upstream vLLM is slower."
+    return (
+        f"Profile {profile.name} was measured on {profile.engine}; the simulated scheduler is vLLM's, so TTFT and "
+        f"stalls are not those of {profile.engine}."
+    )
 
 
 def host_time_missing(configuration: Configuration) -> str | None:

@@ -17,10 +17,11 @@ from hardware_profiles.node import Node
 from hardware_profiles.prices import Price, load_price_book
 from planner.cost import monthly_cost_usd, months_from
 from planner.feasibility import Configuration, Platform
+from planner.platforms import find_platforms
 from planner.screen import Screen
 from planner.search import Progress, Ranked
 from planner.sizing import SizedFleet
-from planner.space import find_platforms, refuse_closed_loops
+from planner.space import refuse_closed_loops
 from simulator.hardware_check import load_model_and_nodes
 from simulator.mix import Mix
 from simulator.run import Routing

@@ -13,14 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hardware_profiles.errors import InputError
-from planner.extrapolation import host_time_missing
+from planner.extrapolation import host_time_missing, other_engine
 from planner.feasibility import Configuration, Rejection
+from planner.platforms import find_platforms
 from planner.queue_limits import binding_sentence, rejected_fraction, rejected_sentence
 from planner.screen import Screen
 from planner.search import Progress
 from planner.server_count import servers_text
 from planner.sizing import FleetEvidence
-from planner.space import baseline_configuration, find_platforms
+from planner.space import baseline_configuration
 from simulator.hardware_check import load_model_and_nodes
 from simulator.mix import Mix
 from simulator.run import Routing, simulate
@@ -314,8 +315,9 @@ def print_simulation(found: FleetSimulation, console: Console) -> None:
             _ms([r.percentiles_s["e2e"][3] for r in rows]),
             f"{np.mean([r.goodput_tokens_per_s for r in rows]):,.0f}",
         )
-    if told := host_time_missing(found.configuration):
-        console.print(told)
+    for note in (other_engine(found.configuration), host_time_missing(found.configuration)):
+        if note is not None:
+            console.print(note, highlight=False)
     console.print(table)
     for name in evidence.names:
         rows = [s.workload(name) for s in found.scores]

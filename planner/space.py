@@ -9,9 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from hardware_profiles.model import ModelCard, precision_name
-from hardware_profiles.node import Node
-from hardware_profiles.profile import HardwareProfile, list_profiles, load_profile
 from planner.feasibility import Configuration, Platform, Rejection, check
 from simulator.flags import FlagValue
 from simulator.scenario import LoadedScenario, Scenario
@@ -20,7 +17,6 @@ from simulator.traffic import ClosedTraffic
 __all__ = [
     "baseline_configuration",
     "combinations",
-    "find_platforms",
     "refuse_closed_loops",
     "searched_flags",
     "searched_values",
@@ -28,34 +24,6 @@ __all__ = [
 
 DEFAULT_MAX_NUM_SEQS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DEFAULT_MAX_NUM_BATCHED_TOKENS = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
-
-
-def find_platforms(loaded: LoadedScenario, card: ModelCard, nodes: tuple[Node, ...]) -> tuple[Platform, ...]:
-    """Every (node, precision) of the scenario with its profile; a pair that was never measured is an `InputError`."""
-    platforms: list[Platform] = []
-    for index, node in enumerate(nodes):
-        for word in loaded.scenario.precision or (card.native_precision,):
-            precision = precision_name(word)
-            profile = _profile_for(node.name, card, precision)
-            if profile is None:
-                problem = (
-                    f"no vLLM profile of {card.name} in {precision} on {node.name} is shipped; there are "
-                    f"{', '.join(list_profiles())}; fit one with `goodfleet profile fit`, or change model or hardware"
-                )
-                raise loaded.error(problem, ("hardware", index))
-            platforms.append(Platform(node=node, card=card, precision=precision, profile=profile))
-    return tuple(platforms)
-
-
-def _profile_for(node: str, card: ModelCard, precision: str) -> HardwareProfile | None:
-    """The plain vLLM profile of this model, or of another model of the same shape that says it serves this one."""
-    for name in list_profiles():
-        if not name.startswith(f"{node}/") or not name.endswith("-vllm"):
-            continue
-        profile = load_profile(name)
-        if profile.precision == precision and card.name in (profile.model, *profile.serves):
-            return profile
-    return None
 
 
 def combinations(scenario: Scenario, platform: Platform) -> Iterator[dict[str, FlagValue]]:

@@ -121,6 +121,8 @@ class Scenario(BaseModel):
     "One precision of the weights, or several to search; default: the card's native one."
     hardware: Annotated[_Names, Field(examples=["[mi355x]"])]
     "Node types to consider."
+    profiles: Annotated[_Names | None, Field(examples=["mi355x/gpt-oss-120b-mxfp4-vllm_atom"])] = None
+    "Profiles to use in place of the shipped plain vLLM ones: names, or files that `goodfleet profile fit` wrote."
     workloads: Annotated[dict[str, Workload], AfterValidator(_named_workloads)]
     "What the fleet serves, by name."
     baseline: Baseline | None = None
@@ -157,6 +159,8 @@ class LoadedScenario:
     "The raw file, for the line of a key."
     traces: Mapping[str, Trace]
     "The recorded requests of each workload that replays a trace, by workload name."
+    allow_other_engine: bool = False
+    "Whether profiles of engines whose scheduler is not the simulated one may be used."
 
     def error(self, problem: str, key: tuple[str | int, ...]) -> InputError:
         """An `InputError` that points at ``key`` in this file."""
@@ -167,7 +171,7 @@ def _error(document: Document, problem: str, key: tuple[str | int, ...]) -> Inpu
     return InputError(problem, file=str(document.path), line=document.line(key), key=key_text(key) or None)
 
 
-def load_scenario(path: str | Path) -> LoadedScenario:
+def load_scenario(path: str | Path, *, allow_other_engine: bool = False) -> LoadedScenario:
     """Read and check a scenario and the traces it names; a mistake is an `InputError`."""
     path = Path(path)
     document = load_yaml(path)
@@ -179,7 +183,14 @@ def load_scenario(path: str | Path) -> LoadedScenario:
     for name, workload in scenario.workloads.items():
         _check_lengths(scenario, document, name, workload, traces.get(name))
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return LoadedScenario(scenario=scenario, path=path, sha256=sha256, document=document, traces=traces)
+    return LoadedScenario(
+        scenario=scenario,
+        path=path,
+        sha256=sha256,
+        document=document,
+        traces=traces,
+        allow_other_engine=allow_other_engine,
+    )
 
 
 def _check_flags(scenario: Scenario, document: Document) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from planner.plan_file import Plan
-from planner.space import find_platforms, searched_values
+from planner.platforms import find_platforms
+from planner.space import searched_values
 from planner.sweep import MOST_VALUES, _thinned
 from simulator.hardware_check import load_model_and_nodes
 from simulator.scenario import load_scenario
