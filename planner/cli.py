@@ -194,16 +194,22 @@ def simulate(
 
 
 @profile.command("list")
-def profile_list() -> None:
+def profile_list(
+    markdown: Annotated[bool, typer.Option("--markdown", help="All errors of all profiles, as a table.")] = False,
+) -> None:
     """List the shipped profiles with their typical error."""
     from hardware_profiles.profile import list_profiles, load_profile
+    from planner.profile_table import as_markdown
 
-    for name in list_profiles():
-        held = load_profile(name)
+    profiles = [load_profile(name) for name in list_profiles()]
+    if markdown:
+        typer.echo(as_markdown(profiles), nl=False)
+        return
+    for held in profiles:
         errors = held.errors.get("in sample", {})
         figures = ", ".join(f"{metric} {row.median:.1%}" for metric, row in errors.items())
         degrees = ", ".join(str(degree) for degree in held.tensor_parallel)
-        typer.echo(f"{name}  TP {degrees}  median error in sample: {figures or 'none stated'}  ({held.tier})")
+        typer.echo(f"{held.name}  TP {degrees}  median error in sample: {figures or 'none stated'}  ({held.tier})")
 
 
 @profile.command("show")

@@ -30,7 +30,7 @@ from hardware_profiles.profile import (
 from simulator.all_reduce_curve import all_reduce_curves
 from simulator.benchmark_rows import BenchmarkRow, left_out, select_rows
 from simulator.closed_loop import predict_rows, row_blocks
-from simulator.coefficients import all_reduce_of, degree_terms, layout_for, shared_terms
+from simulator.coefficients import REACH_SD, all_reduce_of, degree_terms, layout_for, shared_terms
 from simulator.fit_covariance import VISIBLE_WEIGHT, covariance_of, figures, spread_of
 from simulator.held_out import held_out_rows, interval_scale, predict_held_out
 from simulator.profile_writer import rounded, write_profile
@@ -142,7 +142,8 @@ def _best(fit: RowFit, starts: int, seed: int, tell: Progress) -> Floats:
     least, _, best = min(ends, key=lambda end: end[:2])
     for hop in range(HOPS if starts > 1 else 0):
         tell("search, from near the best", hop, HOPS)
-        z, cost = solve(fit, best + HOP_SPREAD * generator.standard_normal(fit.layout.size), everything)
+        near = best + HOP_SPREAD * generator.standard_normal(fit.layout.size)
+        z, cost = solve(fit, np.clip(near, -REACH_SD, REACH_SD), everything)
         if cost < least:
             least, best = cost, z
     return best
