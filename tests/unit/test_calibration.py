@@ -331,7 +331,8 @@ def test_the_closed_loop_is_the_one_that_simulate_runs(rows: tuple[BenchmarkRow,
 
 
 def test_where_nobody_measured_the_all_reduce_it_is_assumed_and_says_so() -> None:
-    curve = all_reduce_curves(load_node("h200"), (2, 8))[8]
+    node = replace(load_node("h200"), name="nobody-measured")
+    curve = all_reduce_curves(node, (2, 8))[8]
     assert curve.how_known.startswith("assumed")
-    assert curve.bytes_per_s == pytest.approx(0.75 * 8 / 14 * load_node("h200").scaleup_bytes_per_s)
+    assert curve.bytes_per_s == pytest.approx(0.75 * 8 / 14 * node.scaleup_bytes_per_s)
     assert CURVES[4].bytes_per_s == 120.7e9
