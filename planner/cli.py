@@ -28,6 +28,7 @@ commands.add_typer(profile, name="profile")
 commands.add_typer(recipe, name="recipe")
 
 NOTHING_MEETS = 3
+THRESHOLD_MISSED = 6
 INTERRUPTED = 130
 
 Scenario = Annotated[Path, typer.Argument(help="The scenario file (YAML).", show_default=False)]
@@ -265,6 +266,62 @@ def profile_fit(
         seed=seed,
         leave_out=leave_out,
     )
+
+
+@profile.command("check")
+@interruptible
+def profile_check(
+    name: Annotated[str, typer.Argument(metavar="PROFILE", help="Name, prefix, or file.", show_default=False)],
+    rows: Annotated[list[Path], typer.Argument(help="Measured rows: tidy CSV files.", show_default=False)],
+    unused_only: Annotated[bool, typer.Option("--unused-only", help="Leave out rows used in the fit.")] = False,
+    max_median_error: Annotated[
+        float | None,
+        typer.Option(help="Exit 6 where the median error of TPOT is above this fraction.", show_default=False),
+    ] = None,
+    tpot_limit_ms: Annotated[
+        list[float] | None,
+        typer.Option(help="Limit on TPOT for capacities and choices; may be repeated.", show_default="round ones"),
+    ] = None,
+    ttft_limit_ms: Annotated[
+        float | None, typer.Option(help="Limit on TTFT beside it in the capacities.", show_default="none")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Also write everything to this file (.json).", show_default=False)
+    ] = None,
+) -> None:
+    """Predict measured rows, and judge errors, capacities and the choices that a planner would make by them.
+
+    The last lines are one per metric: `tpot median 1.23 % p95 4.56 % bias +0.12 %`.
+
+    Example: goodfleet profile check mi355x/gpt-oss-120b rows.csv --unused-only --max-median-error 0.05
+    """
+    from hardware_profiles.profile import load_profile
+    from planner.check_file import write_check
+    from planner.check_points import judge
+    from planner.check_view import metric_lines, print_check
+    from planner.output_path import refuse_input, refuse_unwritable
+    from planner.profile_check import check_profile, error_figures, refuse_not_a_fraction, refuse_not_positive
+    from simulator.benchmark_rows import read_rows
+
+    refuse_not_a_fraction(max_median_error, "--max-median-error")
+    for limit_ms in (*(tpot_limit_ms or ()), ttft_limit_ms):
+        refuse_not_positive(limit_ms, "--tpot-limit-ms and --ttft-limit-ms")
+    loaded = load_profile(name)
+    if json_out is not None:
+        refuse_input(json_out, "--json", [file for file in (loaded.path, *rows) if file.is_file()])
+        refuse_unwritable(json_out, "--json")
+    found = check_profile(loaded, [row for path in rows for row in read_rows(path)], unused_only=unused_only)
+    limits_s = [limit_ms / 1e3 for limit_ms in tpot_limit_ms or ()]
+    judgement = judge(found.rows, limits_s, None if ttft_limit_ms is None else ttft_limit_ms / 1e3)
+    if json_out is not None:
+        write_check(found, judgement, json_out)
+    print_check(found, judgement, console())
+    figures = error_figures(found.rows)
+    for line in metric_lines(figures):
+        typer.echo(line)
+    if max_median_error is not None and figures["tpot"].median > max_median_error:
+        typer.echo(f"the median error of TPOT is above --max-median-error {max_median_error:g}", err=True)
+        raise typer.Exit(THRESHOLD_MISSED)
 
 
 @recipe.command("export")
