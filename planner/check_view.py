@@ -250,7 +250,7 @@ def _suspects(quality: ChoiceQuality, points: Sequence[OperatingPoint]) -> str:
         choice.violates and choice.chosen is not None and points[choice.chosen].weight < FULL_WEIGHT
         for choice in quality.choices
     )
-    return f"; {_count(count, 'violation')} at points of low weight" if count else ""
+    return f"; {count} of the violations at rows of low weight" if count else ""
 
 
 def _count(count: int, what: str) -> str:

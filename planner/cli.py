@@ -272,7 +272,9 @@ def profile_fit(
 @interruptible
 def profile_check(
     name: Annotated[str, typer.Argument(metavar="PROFILE", help="Name, prefix, or file.", show_default=False)],
-    rows: Annotated[list[Path], typer.Argument(help="Measured rows: tidy CSV files.", show_default=False)],
+    rows: Annotated[
+        list[Path], typer.Argument(metavar="ROWS", help="Measured rows: tidy CSV files.", show_default=False)
+    ],
     unused_only: Annotated[bool, typer.Option("--unused-only", help="Leave out rows used in the fit.")] = False,
     max_median_error: Annotated[
         float | None,

@@ -171,8 +171,11 @@ def check_profile(profile: HardwareProfile, rows: Sequence[BenchmarkRow], *, unu
         else:
             reasons[reason] += 1
     if not chosen:
-        told = "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or "the files hold no row"
-        raise InputError(f"no row is left that {profile.name} speaks of: {told}; give rows of its kind")
+        told = (
+            "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+            or "no row has a degree, lengths, a load and a TPOT"
+        )
+        raise InputError(f"no row is left that {profile.name} can be checked with: {told}; give other rows")
     chosen.sort(key=_order)
     whole = profile
     for degree in sorted({row.tensor_parallel_size for row in chosen}):
@@ -198,7 +201,7 @@ def check_profile(profile: HardwareProfile, rows: Sequence[BenchmarkRow], *, unu
 
 def _order(row: BenchmarkRow) -> tuple[float | str, ...]:
     load = row.request_rate_rps if row.concurrency is None else row.concurrency
-    return (row.tensor_parallel_size, row.isl, row.osl, load or 0.0, row.date, row.tpot_s)
+    return (row.tensor_parallel_size, row.isl, row.osl, row.concurrency is None, load or 0.0, row.date, row.tpot_s)
 
 
 def _names(profile: HardwareProfile, card: ModelCard) -> frozenset[str]:
