@@ -22,7 +22,7 @@ from hardware_profiles.model import ModelCard, load_model_card, precision_name
 from hardware_profiles.node import Node, load_node
 from hardware_profiles.profile import ErrorFigures, HardwareProfile, ResidualRow, load_residuals
 from simulator.benchmark_rows import METRICS, BenchmarkRow
-from simulator.closed_loop import predict_rows, row_blocks
+from simulator.closed_loop import KvCacheTooSmall, predict_rows, row_blocks
 from simulator.unmeasured_degree import with_degree
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 USED = "used in the fit"
+OVERFULL = "whose requests run out of KV cache: preemption is not played here"
 SAME = 1e-5
 """Relative difference below which two values are one: residuals are written with six digits."""
 FULL_WEIGHT = 0.5
@@ -159,28 +160,17 @@ def check_profile(profile: HardwareProfile, rows: Sequence[BenchmarkRow], *, unu
             f"{profile.path.with_suffix('.residuals.csv')} is not there, so rows used in the fit cannot be told; "
             "put it beside the profile, or leave out --unused-only"
         )
-    names = _names(profile, card)
-    reasons: Counter[str] = Counter()
-    chosen: list[BenchmarkRow] = []
-    for row in rows:
-        reason = _reason(row, profile, names, node, card)
-        if reason is None and unused_only and _used(row, fitted):
-            reason = USED
-        if reason is None:
-            chosen.append(row)
-        else:
-            reasons[reason] += 1
+    chosen, reasons = _chosen(rows, profile, node, card, fitted if unused_only else ())
     if not chosen:
-        told = (
-            "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-            or "no row has a degree, lengths, a load and a TPOT"
-        )
-        raise InputError(f"no row is left that {profile.name} can be checked with: {told}; give other rows")
-    chosen.sort(key=_order)
+        raise _nothing_left(profile, reasons)
     whole = profile
     for degree in sorted({row.tensor_parallel_size for row in chosen}):
         whole = with_degree(whole, degree, node=node, card=card) or whole
-    predicted = predict_rows(whole, chosen, node=node, card=card)
+    predicted = _predict(whole, chosen, node, card)
+    if overfull := int(np.isnan(predicted[:, 0]).sum()):
+        reasons[OVERFULL] = overfull
+    if overfull == len(chosen):
+        raise _nothing_left(profile, reasons)
     return ProfileCheck(
         profile=profile,
         rows=tuple(
@@ -193,10 +183,49 @@ def check_profile(profile: HardwareProfile, rows: Sequence[BenchmarkRow], *, unu
                 outside=_outside(row, profile),
             )
             for row, (tpot_s, tokens_per_s, ttft_s) in zip(chosen, predicted, strict=True)
+            if not math.isnan(tpot_s)
         ),
         left_out=dict(sorted(reasons.items())),
         fit_known=bool(fitted),
     )
+
+
+def _chosen(
+    rows: Sequence[BenchmarkRow], profile: HardwareProfile, node: Node, card: ModelCard, without: Sequence[ResidualRow]
+) -> tuple[list[BenchmarkRow], Counter[str]]:
+    """The rows that the profile speaks of in a fixed order, and how many others there are by reason."""
+    names = _names(profile, card)
+    reasons: Counter[str] = Counter()
+    chosen: list[BenchmarkRow] = []
+    for row in rows:
+        reason = _reason(row, profile, names, node, card)
+        if reason is None and _used(row, without):
+            reason = USED
+        if reason is None:
+            chosen.append(row)
+        else:
+            reasons[reason] += 1
+    return sorted(chosen, key=_order), reasons
+
+
+def _nothing_left(profile: HardwareProfile, reasons: Mapping[str, int]) -> InputError:
+    counted = "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    told = counted or "no row has a degree, lengths, a load and a TPOT"
+    return InputError(f"no row is left that {profile.name} can be checked with: {told}; give other rows")
+
+
+def _predict(profile: HardwareProfile, rows: Sequence[BenchmarkRow], node: Node, card: ModelCard) -> Floats:
+    """(rows, 3) of METRICS; NaN for a row that cannot be played."""
+    try:
+        return predict_rows(profile, rows, node=node, card=card)
+    except KvCacheTooSmall:
+        predicted = np.full((len(rows), len(METRICS)), np.nan)
+    for i, row in enumerate(rows):
+        try:
+            predicted[i] = predict_rows(profile, [row], node=node, card=card)[0]
+        except KvCacheTooSmall:
+            continue
+    return predicted
 
 
 def _order(row: BenchmarkRow) -> tuple[float | str, ...]:
@@ -223,6 +252,7 @@ def _reason(
         (row.variant != profile.variant, f"of the variant {row.variant or 'plain'}"),
         (bool(row.special), row.special),
         (tp > node.gpus_per_server, f"at TP {tp}, on more GPUs than a server has"),
+        (row.max_num_seqs > row.max_num_batched_tokens, "with max_num_seqs above max_num_batched_tokens"),
     )
     reason = next((reason for found, reason in checks if found), None)
     if reason is not None:

@@ -24,7 +24,7 @@ from simulator.kernel import run_kernel
 from simulator.steptime import StepTimeModel, step_time_model
 from simulator.tables import ARRIVAL, ERROR, FINISH, FIRST_TOKEN, RELEASE_DELAY_S, engine_settings, make_world
 
-__all__ = ["ModelKey", "model_key", "predict", "predict_rows", "requests_of", "row_blocks"]
+__all__ = ["KvCacheTooSmall", "ModelKey", "model_key", "predict", "predict_rows", "requests_of", "row_blocks"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,6 +37,10 @@ OPEN_REQUESTS = 1000
 """Requests of an open-loop run, where the row does not say."""
 STREAMS = 3
 """Runs, each with its own fixed lengths, that a prediction averages."""
+
+
+class KvCacheTooSmall(ValueError):
+    """A row's requests run out of KV blocks; the counting kernel plays no preemption with steps in flight."""
 
 
 def model_key(row: BenchmarkRow) -> ModelKey:
@@ -126,7 +130,7 @@ def _run(
     run_kernel(world, np.inf)
     finish_s, first_s = world.rf[:, FINISH], world.rf[:, FIRST_TOKEN]
     if world.totals[ERROR] or bool(np.isnan(finish_s).any()):
-        raise ValueError(f"{row.isl}/{row.osl} tokens at {row.load} in flight do not fit {blocks} KV blocks")
+        raise KvCacheTooSmall(f"{row.isl}/{row.osl} tokens at {row.load} in flight do not fit {blocks} KV blocks")
     tpot_s = _statistic(row.tpot_statistic, (finish_s - first_s) / (output - 1))
     ttft_s = _statistic(row.ttft_statistic, first_s - world.rf[:, ARRIVAL] + front_end_s)
     length_s = float(finish_s.max()) + (0.0 if row.concurrency is not None else front_end_s) - float(arrival_s[0])

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("hardware_profiles", "simulator", "planner", "validator")
 COMMANDS = {
     (): ("plan", "simulate", "capacity", "profile", "recipe", "schema"),
-    ("profile",): ("list", "show", "fit"),
+    ("profile",): ("list", "show", "fit", "check"),
     ("recipe",): ("export",),
 }
 
