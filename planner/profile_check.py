@@ -17,17 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.memory import tensor_parallel_problem
-from hardware_profiles.model import ModelCard, load_model_card, precision_name
+from hardware_profiles.model import ModelCard, load_model_card
 from hardware_profiles.node import Node, load_node
 from hardware_profiles.profile import ErrorFigures, HardwareProfile, ResidualRow, load_residuals
+from planner.row_standing import Outside, model_names, outside, reason_left_out, used_in_fit
 from simulator.benchmark_rows import METRICS, BenchmarkRow
-from simulator.closed_loop import KvCacheTooSmall, predict_rows, row_blocks
+from simulator.closed_loop import KvCacheTooSmall, predict_rows
 from simulator.unmeasured_degree import with_degree
 
 __all__ = [
     "CheckedRow",
-    "Outside",
     "ProfileCheck",
     "check_profile",
     "error_figures",
@@ -39,22 +38,8 @@ Floats = NDArray[np.float64]
 
 USED = "used in the fit"
 OVERFULL = "whose requests run out of KV cache: preemption is not played here"
-SAME = 1e-5
-"""Relative difference below which two values are one: residuals are written with six digits."""
 FULL_WEIGHT = 0.5
 """Rows of less weight are suspect (`benchmark_rows`)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
-    """One thing in which a row leaves what the profile was measured with."""
-
-    what: str
-    row: str
-    measured: str
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.row}, measured {self.measured}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +164,8 @@ def check_profile(profile: HardwareProfile, rows: Sequence[BenchmarkRow], *, unu
                 predicted_tpot_s=float(tpot_s),
                 predicted_tokens_per_s=float(tokens_per_s),
                 predicted_ttft_s=float(ttft_s),
-                used=_used(row, fitted),
-                outside=_outside(row, profile),
+                used=used_in_fit(row, fitted),
+                outside=outside(row, profile),
             )
             for row, (tpot_s, tokens_per_s, ttft_s) in zip(chosen, predicted, strict=True)
             if not math.isnan(tpot_s)
@@ -194,12 +179,12 @@ def _chosen(
     rows: Sequence[BenchmarkRow], profile: HardwareProfile, node: Node, card: ModelCard, without: Sequence[ResidualRow]
 ) -> tuple[list[BenchmarkRow], Counter[str]]:
     """The rows that the profile speaks of in a fixed order, and how many others there are by reason."""
-    names = _names(profile, card)
+    names = model_names(profile, card)
     reasons: Counter[str] = Counter()
     chosen: list[BenchmarkRow] = []
     for row in rows:
-        reason = _reason(row, profile, names, node, card)
-        if reason is None and _used(row, without):
+        reason = reason_left_out(row, profile, names, node, card)
+        if reason is None and used_in_fit(row, without):
             reason = USED
         if reason is None:
             chosen.append(row)
@@ -231,73 +216,3 @@ def _predict(profile: HardwareProfile, rows: Sequence[BenchmarkRow], node: Node,
 def _order(row: BenchmarkRow) -> tuple[float | str, ...]:
     load = row.request_rate_rps if row.concurrency is None else row.concurrency
     return (row.tensor_parallel_size, row.isl, row.osl, row.concurrency is None, load or 0.0, row.date, row.tpot_s)
-
-
-def _names(profile: HardwareProfile, card: ModelCard) -> frozenset[str]:
-    """What rows call the models that the profile holds for."""
-    cards = (card, *(load_model_card(name) for name in profile.serves))
-    return frozenset(name.lower() for held in cards for name in (held.name, *held.aliases))
-
-
-def _reason(
-    row: BenchmarkRow, profile: HardwareProfile, names: frozenset[str], node: Node, card: ModelCard
-) -> str | None:
-    """Why the profile does not speak of the row; None where it does."""
-    tp = row.tensor_parallel_size
-    checks = (
-        (row.gpu.lower() != profile.node, f"of another GPU than {profile.node}"),
-        (row.model.lower() not in names, f"of another model than {profile.model}"),
-        (precision_name(row.precision) != profile.precision, f"in another precision than {profile.precision}"),
-        (row.engine != profile.engine, f"of another engine than {profile.engine}"),
-        (row.variant != profile.variant, f"of the variant {row.variant or 'plain'}"),
-        (bool(row.special), row.special),
-        (tp > node.gpus_per_server, f"at TP {tp}, on more GPUs than a server has"),
-        (row.max_num_seqs > row.max_num_batched_tokens, "with max_num_seqs above max_num_batched_tokens"),
-    )
-    reason = next((reason for found, reason in checks if found), None)
-    if reason is not None:
-        return reason
-    if problem := tensor_parallel_problem(card, tp):
-        return problem
-    if tp not in profile.tensor_parallel and profile.typical is None:
-        return f"at TP {tp}, for which the profile has no terms"
-    longest = int(row.length_high * row.isl) + max(2, int(row.length_high * row.osl))
-    blocks = row_blocks(row, node=node, card=card, precision=profile.precision)
-    if blocks * row.block_size < longest:
-        return f"too long for its KV cache of {max(0, blocks) * row.block_size:,} tokens"
-    return None
-
-
-def _used(row: BenchmarkRow, fitted: Sequence[ResidualRow]) -> bool:
-    """The same degree, shape and load, and the same TPOT but for rounding."""
-    return any(
-        (held.tensor_parallel_size, held.isl, held.osl, held.concurrency)
-        == (row.tensor_parallel_size, row.isl, row.osl, row.concurrency)
-        and held.request_rate_rps == row.request_rate_rps
-        and math.isclose(held.measured_tpot_s, row.tpot_s, rel_tol=SAME)
-        for held in fitted
-    )
-
-
-def _outside(row: BenchmarkRow, profile: HardwareProfile) -> tuple[Outside, ...]:
-    """Where the row leaves the measured range; in an open loop, in flight are those that decode, by Little's law."""
-    measured, flags, found = profile.measured, profile.assumed_flags, []
-    if row.tensor_parallel_size not in profile.tensor_parallel:
-        held = ", ".join(map(str, profile.tensor_parallel))
-        found.append(Outside(what="TP", row=str(row.tensor_parallel_size), measured=held))
-    in_flight = row.concurrency or max(1, round((row.request_rate_rps or 0.0) * row.tpot_s * row.osl))
-    longest = math.ceil(row.length_high * (row.isl + row.osl))
-    for what, value, (low, high) in (
-        ("in flight", in_flight, measured.concurrency),
-        ("ISL", row.isl, measured.isl),
-        ("OSL", row.osl, measured.osl),
-        ("context", longest, (0, measured.context[1])),
-    ):
-        if not low <= value <= high:
-            found.append(Outside(what=what, row=f"{value:,}", measured=f"{low:,}-{high:,}" if low else f"to {high:,}"))
-    kv_types = flags.get("kv_cache_dtype")
-    if kv_types is not None and row.kv_cache_dtype not in str(kv_types).split(", "):
-        found.append(Outside(what="KV cache", row=row.kv_cache_dtype, measured=str(kv_types)))
-    if not row.async_scheduling and flags.get("async_scheduling", True) is True and profile.shared.host_s == 0.0:
-        found.append(Outside(what="scheduling", row="synchronous", measured="asynchronous"))
-    return tuple(found)
