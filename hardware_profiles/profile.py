@@ -261,6 +261,8 @@ class HardwareProfile:
     coverage: Mapping[str, Mapping[str, float]]
     errors: Mapping[str, Mapping[str, ErrorFigures]]
     path: Path
+    step_factor: float = 1.0
+    """Every step is this many times as long as the terms say: 1, but in draws of the lack of fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

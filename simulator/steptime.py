@@ -127,7 +127,7 @@ class StepTimeModel:
         )
 
     def scaled(self, factor: float) -> StepTimeModel:
-        """Every step `factor` times as long: how plans draw model error."""
+        """Every step `factor` times as long."""
         return replace(
             self,
             decode_s=self.decode_s * factor,
@@ -250,8 +250,8 @@ def step_time_model(
     max_tokens: int,
     kv_cache_dtype: str = "auto",
 ) -> StepTimeModel:
-    """The step times of a shipped or fitted profile; the profile must hold this tensor-parallel degree."""
-    return build_step_time(
+    """The step times of a shipped, fitted or drawn profile; the profile must hold this tensor-parallel degree."""
+    model = build_step_time(
         node=node,
         card=card,
         precision=profile.precision,
@@ -262,3 +262,4 @@ def step_time_model(
         max_tokens=max_tokens,
         kv_cache_dtype=kv_cache_dtype,
     )
+    return model if profile.step_factor == 1.0 else model.scaled(profile.step_factor)
