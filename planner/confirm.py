@@ -1,8 +1,8 @@
 """From ranked configurations to a certified fleet: sizes, full runs at n-1, n, n+1, model error, the baseline.
 
 Short runs rank; they never certify. The figures of an answer come from `confirm`: full warm-up, a window that decides
-every workload, independent replications, and 32 draws in which every step is longer or shorter by the profile's own
-error.
+every workload, independent replications, and 64 streams on which the profile is wrong by its own error
+(`uncertainty.py`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from planner.search import Funnel, Ranked, bisect_load, simplicity
 from planner.server_count import servers_text
 from planner.sizing import SEARCH_SEEDS, FleetEvidence, SizedFleet, bracket, evidence_of
 from planner.space import baseline_configuration
+from planner.uncertainty import Uncertainty, uncertainty_of
 
 __all__ = ["Confirmed", "confirm", "nearest_miss", "size_baseline", "size_options"]
 
 DEMAND_SEEDS = 4
-DRAWS = 32
 FINALISTS_PER_PLATFORM = 3
 SAME_CAPACITY = 0.02
 """Capacities from rank runs within this share of the best count as equal: the simpler configuration goes first."""
@@ -45,8 +45,8 @@ class Confirmed:
     """The whole fleet with its spares at the demand itself, without headroom."""
     traffic_servers: int
     """Servers for the demand itself."""
-    met_draws: int
-    draws: int
+    uncertainty: Uncertainty
+    """At n servers."""
 
 
 def size_options(question: Question, funnel: Funnel) -> list[Option]:
@@ -136,8 +136,7 @@ def confirm(question: Question, option: Option) -> Confirmed | None:
         more=more,
         at_demand=_full(question, option, n + question.spare_servers, 1.0, DEMAND_SEEDS),
         traffic_servers=bare.servers if isinstance(bare, SizedFleet) else n,
-        met_draws=_met_draws(question, option, n),
-        draws=DRAWS,
+        uncertainty=_uncertainty(question, option, look(n)),
     )
 
 
@@ -153,26 +152,21 @@ def _full(question: Question, option: Option, servers: int, load: float, replica
     )
 
 
-def _met_draws(question: Question, option: Option, servers: int) -> int:
-    """How many of DRAWS fleets meet on new streams when every step is off by the profile's own error."""
-    streams, factors = question.draw_seed.spawn(2)
-    sd = option.configuration.platform.profile.residual_sd
-    scales = np.exp(sd * np.random.default_rng(factors).standard_normal(DRAWS))
-    met = 0
-    for i, stream in enumerate(streams.spawn(DRAWS)):
-        question.progress("drawing seeds and model error", i, DRAWS)
-        run = question.screen.fleet_run(
-            option.configuration,
-            servers=servers,
-            multiplier=question.load,
-            seed=stream,
-            routing=question.routing,
-            time_factor=float(scales[i]),
-            guess=option.ranked.last.end_to_end,
-            certify=False,
-        )
-        met += run.score.meets
-    return met
+def _uncertainty(question: Question, option: Option, evidence: FleetEvidence) -> Uncertainty:
+    workload, target, _, limit_s = evidence.binding
+    total = len(question.draw_streams)
+    return uncertainty_of(
+        question.screen,
+        option.configuration,
+        servers=evidence.servers,
+        load=evidence.load,
+        routing=question.routing,
+        guess=option.ranked.last.end_to_end,
+        binding=(workload, target, limit_s),
+        streams=question.draw_streams,
+        profile_seed=question.profile_seed,
+        progress=lambda done: question.progress("drawing profiles and seeds", done, total),
+    )
 
 
 def size_baseline(question: Question) -> tuple[Option | Rejection | FleetEvidence, Configuration | None]:

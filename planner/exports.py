@@ -22,6 +22,7 @@ AFTER_FLAGS = (
     "tpot_p99_ms",
     "evidence",
     "tied",
+    "probability_of_meeting_targets",
 )
 """Columns on both sides of vLLM's flags, as plan.json names them."""
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

@@ -19,6 +19,7 @@ __all__ = [
     "Baseline",
     "Best",
     "Candidate",
+    "ChanceRow",
     "NearestMiss",
     "Plan",
     "Pool",
@@ -27,6 +28,8 @@ __all__ = [
     "Screened",
     "SweepPoint",
     "SweepWorkload",
+    "TargetSpread",
+    "UncertaintyRow",
     "WorkloadAnswer",
     "load_plan",
     "plan_sha256",
@@ -49,6 +52,52 @@ class IntervalRow(_Part):
     value: float
     low: float
     high: float
+
+
+class ChanceRow(_Part):
+    """A probability from independent runs, with its 95 % interval (Clopper and Pearson)."""
+
+    value: float
+    low: float
+    high: float
+    met: int
+    """Runs in which every target held."""
+    runs: int
+
+
+class TargetSpread(_Part):
+    """One target's value over the runs, in ms; null where too many requests never finished."""
+
+    p10_ms: float | None
+    p50_ms: float | None
+    p90_ms: float | None
+
+
+class UncertaintyRow(_Part):
+    """How sure the answer is, and of what: every stream is played with the fitted profile and with a drawn one."""
+
+    profile_error: Literal["coefficients and residual", "residual only"]
+    """What was drawn; residual only: the profile has no covariance file, and the plan is surer than it may be."""
+    interval_scale: float
+    """Of the profile: factor on every drawn standard deviation."""
+    probability: ChanceRow
+    """Of meeting all targets, profile and seeds drawn: `probability_of_meeting_targets` with its interval."""
+    probability_seeds_alone: ChanceRow
+    """The same on the same streams with the profile taken as exact."""
+    workload: str
+    """Of `target`."""
+    target: str
+    """The target nearest to breaking."""
+    limit_ms: float
+    with_drawn_profiles: TargetSpread
+    with_exact_profile: TargetSpread
+    profile_share: IntervalRow | None
+    """Share of the variance of ln(value of the target) that is the profile's uncertainty, with a 95 % jackknife
+    interval; null when all runs are alike."""
+    seeds_share: float | None
+    """The rest: which requests come when."""
+    window_s: float
+    """Mean length of what a run judges; longer windows scatter less by seed."""
 
 
 class Pool(_Part):
@@ -152,6 +201,8 @@ class Candidate(_Part):
     """rank run: estimated from one replica; fleet: n meets and n-1 does not, 3 seeds; confirmed: full runs."""
     tied: bool
     """The evidence cannot tell it from the best."""
+    probability_of_meeting_targets: float | None = None
+    """Of a confirmed fleet of this size, on the streams and drawn profiles of all; null for the rest."""
 
 
 class Best(_Part):
@@ -174,8 +225,10 @@ class Best(_Part):
     attainment: dict[str, IntervalRow]
     """By workload, at demand x (1 + headroom) without the spare servers."""
     probability_of_meeting_targets: float
-    """Share of draws of seed and model error in which every target held."""
+    """Share of draws of profile and seed in which every target held."""
     probability_draws: int
+    uncertainty: UncertaintyRow | None = None
+    """The probability's interval, and what of it is the profile's; null in plans of older versions."""
     workloads: dict[str, WorkloadAnswer]
     utilization: dict[str, float]
     """Share of replica time in prefill, decode, idle, at the load it is sized for."""

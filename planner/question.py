@@ -1,7 +1,7 @@
 """What is asked, made ready: the scenario with its mix, prices, streams and the screen that runs it.
 
 Everything random comes from the scenario's seed: one `SeedSequence` child for the rank streams, one per replication of
-the fleet, one for the draws of model error. So equal scenarios give equal plans.
+the fleet, one for the draws of profiles and their streams. So equal scenarios give equal plans.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from simulator.scenario import Cost, LoadedScenario
 __all__ = ["Option", "Question", "make_question"]
 
 REPLICATIONS = 8
+DRAWS = 64
+"""Profiles drawn, each on a stream of its own: a probability of 0.5 is then known to 0.12 either way (95 %)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,10 @@ class Question:
     screen: Screen
     replications: tuple[np.random.SeedSequence, ...]
     """Streams of the fleet's replications, common to all candidates."""
-    draw_seed: np.random.SeedSequence
+    draw_streams: tuple[np.random.SeedSequence, ...]
+    """One for each draw of model error, common to all finalists."""
+    profile_seed: np.random.SeedSequence
+    """Of the drawn profiles."""
     progress: Progress
 
     @property
@@ -101,6 +106,7 @@ def make_question(loaded: LoadedScenario, progress: Progress | None = None) -> Q
     prices = _prices(loaded, nodes, cost, as_of)
     mix = Mix(workloads=scenario.workloads, traces=loaded.traces, max_model_len=_max_model_len(loaded, card))
     rank_seed, fleet_seed, draw_seed = np.random.SeedSequence(scenario.seed).spawn(3)
+    stream_seed, profile_seed = draw_seed.spawn(2)
     return Question(
         loaded=loaded,
         card=card,
@@ -113,7 +119,8 @@ def make_question(loaded: LoadedScenario, progress: Progress | None = None) -> Q
         prices=prices,
         screen=Screen(mix, rank_seed),
         replications=tuple(fleet_seed.spawn(REPLICATIONS)),
-        draw_seed=draw_seed,
+        draw_streams=tuple(stream_seed.spawn(DRAWS)),
+        profile_seed=profile_seed,
         progress=progress if progress is not None else lambda stage, done, total: None,
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hardware_profiles.profile import HardwareProfile
 from planner.feasibility import Configuration
 from simulator.mix import Mix
 from simulator.run import Backend, Routing, Window, simulate
@@ -77,14 +78,7 @@ class Screen:
         key = (platform.profile.name, engine.tensor_parallel_size, engine.kv_cache_dtype)
         held = self._models.get(key)
         if held is None or len(held.mixed_s) <= max(engine.max_num_batched_tokens, engine.max_num_seqs):
-            held = step_time_model(
-                platform.profile,
-                node=platform.node,
-                card=platform.card,
-                tensor_parallel_size=engine.tensor_parallel_size,
-                max_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs, 32_768),
-                kv_cache_dtype=engine.kv_cache_dtype,
-            )
+            held = _step_times(configuration, platform.profile, least_tokens=32_768)
             self._models[key] = held
         return held
 
@@ -157,17 +151,20 @@ class Screen:
         multiplier: float,
         seed: np.random.SeedSequence,
         routing: Routing,
-        time_factor: float = 1.0,
+        profile: HardwareProfile | None = None,
         guess: EndToEnd | None = None,
         certify: bool = True,
     ) -> SteadyRun:
-        """All replicas of `servers` servers under the whole mix: sized to certify, or a shorter search run."""
-        model = self.model(configuration)
+        """All replicas of `servers` servers under the whole mix: sized to certify, or a shorter search run.
+
+        `profile` is a drawn one, in place of the platform's own.
+        """
+        model = self.model(configuration) if profile is None else _step_times(configuration, profile)
         run = steady_run(
             self.mix,
             Replicas(
                 engine=configuration.engine,
-                model=model if time_factor == 1.0 else model.scaled(time_factor),
+                model=model,
                 num_blocks=configuration.num_blocks,
             ),
             count=servers * configuration.replicas_per_server,
@@ -196,6 +193,19 @@ class Screen:
         self.spent.simulations += runs
         self.spent.simulated_requests += requests
         self.spent.engine_steps += steps
+
+
+def _step_times(configuration: Configuration, profile: HardwareProfile, *, least_tokens: int = 0) -> StepTimeModel:
+    """Tables up to the largest step that the configuration can take."""
+    engine, platform = configuration.engine, configuration.platform
+    return step_time_model(
+        profile,
+        node=platform.node,
+        card=platform.card,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        max_tokens=max(engine.max_num_batched_tokens, engine.max_num_seqs, least_tokens),
+        kv_cache_dtype=engine.kv_cache_dtype,
+    )
 
 
 def _passes(judged: Score, name: str) -> bool:

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from planner.plan_file import Plan
+from planner.plan_file import Best, Plan
 from planner.queue_limits import limits_text
 from planner.server_count import servers_text
 
-__all__ = ["answer_sentence", "print_plan"]
+__all__ = ["answer_sentence", "print_plan", "uncertainty_sentence"]
 
 
 def answer_sentence(plan: Plan) -> str:
@@ -35,6 +35,28 @@ def answer_sentence(plan: Plan) -> str:
     )
 
 
+def uncertainty_sentence(best: Best) -> str:
+    """How sure the probability is, and whether the profile or the traffic makes it so; empty for older plans."""
+    found = best.uncertainty
+    if found is None:
+        return ""
+    both, alone = (
+        f"{chance.value:.2f} (95 %: {chance.low:.2f} to {chance.high:.2f})"
+        for chance in (found.probability, found.probability_seeds_alone)
+    )
+    sentence = (
+        f"Probability {both}, from {found.probability.runs} draws of profile and traffic; with the profile taken as "
+        f"exact {alone}."
+    )
+    share, seeds = found.profile_share, found.seeds_share
+    if share is None or seeds is None:
+        return sentence
+    return (
+        f"{sentence} Of the variance of {found.workload} {found.target}, {share.value:.0%} is the profile's "
+        f"uncertainty and {seeds:.0%} which requests come when."
+    )
+
+
 def print_plan(plan: Plan, folder: Path, console: Console) -> None:
     """Print the summary; the report has the rest."""
     console.print(Text(answer_sentence(plan), style="bold"))
@@ -42,6 +64,8 @@ def print_plan(plan: Plan, folder: Path, console: Console) -> None:
         console.print(f"- {note}", highlight=False)
     best = plan.best
     if best is not None:
+        if sentence := uncertainty_sentence(best):
+            console.print(sentence, highlight=False)
         reasons = ", ".join(f"{count} {reason}" for reason, count in best.servers_by_reason.items())
         console.print(f"Servers: {reasons}. With one fewer: {best.one_server_fewer}.", highlight=False)
         if best.usd_per_million_output_tokens is not None and best.usd_per_million_good_tokens is not None:

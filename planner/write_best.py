@@ -9,15 +9,27 @@ from typing import Any
 import numpy as np
 
 from hardware_profiles.memory import KvLedger
+from hardware_profiles.profile import HardwareProfile
 from planner.confirm import Confirmed
 from planner.cost import fleet_cost_per_hour, monthly_cost_usd, per_million_tokens
-from planner.plan_file import Best, IntervalRow, Pool, SweepPoint, SweepWorkload, WorkloadAnswer
+from planner.plan_file import (
+    Best,
+    ChanceRow,
+    IntervalRow,
+    Pool,
+    SweepPoint,
+    SweepWorkload,
+    TargetSpread,
+    UncertaintyRow,
+    WorkloadAnswer,
+)
 from planner.prefix_cache import most_cached_fraction
 from planner.question import Question
 from planner.queue_limits import binding_sentence, limits_text, rejected_fraction
 from planner.server_count import servers_text
 from planner.sizing import FleetEvidence, Interval
 from planner.sweep import Swept
+from planner.uncertainty import Chance, Uncertainty
 from simulator.engine import EngineConfig
 from simulator.score import Pressure, WorkloadScore, cached_fraction
 
@@ -65,8 +77,9 @@ def best_of(question: Question, best: Confirmed, sweep: Sequence[Swept]) -> Best
         usd_per_million_output_tokens=float(output_usd) if output_usd is not None else None,
         usd_per_million_good_tokens=float(good_usd) if good_usd is not None else None,
         attainment={name: _row(interval) for name, interval in best.at.attainment.items()},
-        probability_of_meeting_targets=best.met_draws / best.draws,
-        probability_draws=best.draws,
+        probability_of_meeting_targets=best.uncertainty.both.interval.value,
+        probability_draws=best.uncertainty.both.runs,
+        uncertainty=_uncertainty(best.uncertainty, configuration.platform.profile),
         workloads={name: _workload(question, engine, best.at, name) for name in question.mix.workloads},
         utilization={"prefill": prefill, "decode": decode, "idle": 1 - prefill - decode},
         binding=f"{workload} {Pressure(target=target, value_s=value_s, limit_s=limit_s).sentence}",
@@ -90,6 +103,39 @@ def _fewer(best: Confirmed) -> str:
         return f"{servers_text(best.fewer.servers, 'is', 'are')} saturated: the queue grows ({workload} {target})"
     missed = binding_sentence(best.fewer, best.option.configuration.engine.values())
     return f"{servers_text(best.fewer.servers, 'misses', 'miss')}: {missed}, attainment {attained:.4f}"
+
+
+def _uncertainty(found: Uncertainty, profile: HardwareProfile) -> UncertaintyRow:
+    share = found.profile_share
+    return UncertaintyRow(
+        profile_error="coefficients and residual" if found.coefficients_drawn else "residual only",
+        interval_scale=profile.interval_scale,
+        probability=_chance(found.both),
+        probability_seeds_alone=_chance(found.seeds_alone),
+        workload=found.workload,
+        target=found.target,
+        limit_ms=round(found.limit_s * 1e3, 3),
+        with_drawn_profiles=_spread(found.drawn_s),
+        with_exact_profile=_spread(found.exact_s),
+        profile_share=_row(share, digits=6) if share is not None else None,
+        seeds_share=round(1.0 - share.value, 6) if share is not None else None,
+        window_s=round(found.window_s, 3),
+    )
+
+
+def _chance(chance: Chance) -> ChanceRow:
+    interval = chance.interval
+    low, high = round(interval.low, 6), round(interval.high, 6)
+    return ChanceRow(value=interval.value, low=low, high=high, met=chance.met, runs=chance.runs)
+
+
+def _spread(values_s: Sequence[float]) -> TargetSpread:
+    """Runs to which the target does not apply are left out."""
+    applying = [v for v in values_s if v == v]
+    p10, p50, p90 = (
+        _ms([float(np.quantile(applying, q, method="inverted_cdf"))]) if applying else None for q in (0.1, 0.5, 0.9)
+    )
+    return TargetSpread(p10_ms=p10, p50_ms=p50, p90_ms=p90)
 
 
 def _workload(question: Question, engine: EngineConfig, evidence: FleetEvidence, name: str) -> WorkloadAnswer:
@@ -162,8 +208,10 @@ def _ms(values_s: Sequence[float]) -> float | None:
     return round(mean_ms, 3) if isfinite(mean_ms) else None
 
 
-def _row(interval: Interval) -> IntervalRow:
-    return IntervalRow(value=interval.value, low=interval.low, high=interval.high)
+def _row(interval: Interval, digits: int | None = None) -> IntervalRow:
+    values = (interval.value, interval.low, interval.high)
+    value, low, high = values if digits is None else (round(v, digits) for v in values)
+    return IntervalRow(value=value, low=low, high=high)
 
 
 def _memory(ledger: KvLedger) -> tuple[dict[str, Any], ...]:

@@ -47,7 +47,7 @@ def write_up(findings: Findings) -> Plan:
     scenario = question.loaded.scenario
     chosen = best.option.configuration if best is not None else None
     price = question.price(chosen) if chosen is not None else next(iter(question.prices.values()))
-    candidates = tuple(_candidate(question, o, best, tied) for o in _best_first(findings))
+    candidates = tuple(_candidate(findings, o, tied) for o in _best_first(findings))
     return Plan(
         goodfleet_version=_own_version(),
         vllm_version=VLLM_VERSION,
@@ -161,6 +161,11 @@ def _notes(findings: Findings) -> tuple[str, ...]:
         age = (question.as_of - question.price(chosen).date).days
         if age > 90:
             notes.append(f"The price is {age} days old; ask for a quote.")
+        if not best.uncertainty.coefficients_drawn:
+            notes.append(
+                f"Profile {chosen.platform.profile.name} has no covariance file: its common residual alone is drawn, "
+                "so the probability is surer than it may be. Fit it anew with `goodfleet profile fit`."
+            )
         if not best.at.steady:
             notes.append("Some confirmation runs were shorter than their own E2E asks; the attainment is undecided.")
         notes.append("Simulated, not validated on hardware: measure the shortlist on a real server before you buy.")
@@ -202,8 +207,8 @@ def _turned_away(question: Question, best: Confirmed) -> list[str]:
     ]
 
 
-def _candidate(question: Question, option: Option, best: Confirmed | None, tied: list[Option]) -> Candidate:
-    configuration = option.configuration
+def _candidate(findings: Findings, option: Option, tied: list[Option]) -> Candidate:
+    question, best, configuration = findings.question, findings.best, option.configuration
     evidence: Literal["rank run", "fleet", "confirmed"] = "fleet" if option.sized is not None else "rank run"
     if best is not None and option.configuration is best.option.configuration:
         evidence = "confirmed"
@@ -221,7 +226,17 @@ def _candidate(question: Question, option: Option, best: Confirmed | None, tied:
         tpot_p99_ms=_worst_ms(question, option, "tpot"),
         evidence=evidence,
         tied=option in tied,
+        probability_of_meeting_targets=_probability(findings, option),
     )
+
+
+def _probability(findings: Findings, option: Option) -> float | None:
+    """Of a fleet that went through full runs at the size it is listed with."""
+    for confirmed in findings.confirmed:
+        same = confirmed.option.configuration is option.configuration
+        if same and confirmed.option.servers == option.servers:
+            return confirmed.uncertainty.both.interval.value
+    return None
 
 
 def _worst_ms(question: Question, option: Option, metric: Literal["ttft", "tpot"]) -> float | None:

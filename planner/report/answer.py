@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.plan_file import Best, NearestMiss, Plan
+from planner.plan_file import Best, NearestMiss, Plan, UncertaintyRow
 from planner.queue_limits import limits_text
 from planner.report.figures import figure
 from planner.report.layout import bar, facts, known, section, table
@@ -49,7 +49,7 @@ def _sentence(plan: Plan, best: Best) -> Html:
 
 def _tiles(plan: Plan, best: Best) -> Html:
     met = best.probability_of_meeting_targets
-    draws = join(figure("count", best.probability_draws), " draws of seed and model error")
+    draws = join(figure("count", best.probability_draws), " draws of profile and seed")
     base = plan.baseline
     tiles = [
         _tile(figure("servers", best.servers), _reasons(best)),
@@ -62,7 +62,45 @@ def _tiles(plan: Plan, best: Best) -> Html:
         saved = base.saving_usd_per_month
         word = "less" if saved >= 0 else "more"
         tiles.append(_tile(figure("usd", abs(saved)), f"a month {word} than the baseline", "good" if saved > 0 else ""))
-    return join(el("ul", *tiles, class_="tiles"), el("p", "Tightest target: ", el("b", best.binding), "."))
+    tightest = el("p", "Tightest target: ", el("b", best.binding), ".")
+    return join(el("ul", *tiles, class_="tiles"), tightest, _uncertainty(best))
+
+
+def _uncertainty(best: Best) -> Html | None:
+    """How sure the probability is, and whether the profile or the traffic makes it so."""
+    found = best.uncertainty
+    if found is None:
+        return None
+    both, alone, spread = found.probability, found.probability_seeds_alone, found.with_drawn_profiles
+    return el(
+        "p",
+        join("The probability lies between ", figure("share", both.low), " and ", figure("share", both.high)),
+        " (95 %, Clopper and Pearson). With the profile taken as exact and only the traffic drawn it is ",
+        join(
+            figure("share", alone.value), " (", figure("share", alone.low), " to ", figure("share", alone.high), "). "
+        ),
+        f"{found.workload} {found.target} lies between ",
+        join(figure("ms", spread.p10_ms, "without end"), " and ", figure("ms", spread.p90_ms, "without end")),
+        join(" in the middle four fifths of the draws, against a limit of ", figure("ms", found.limit_ms), "."),
+        _shares(found),
+    )
+
+
+def _shares(found: UncertaintyRow) -> Html | None:
+    share = found.profile_share
+    if share is None:
+        return None
+    return join(
+        " Of the variance of its logarithm, ",
+        el("b", figure("share", share.value)),
+        " is the profile's uncertainty (",
+        figure("share", share.low),
+        " to ",
+        figure("share", share.high),
+        ") and ",
+        figure("share", found.seeds_share),
+        " which requests come when.",
+    )
 
 
 def _tile(value: str, meaning: str, kind: str = "") -> Html:

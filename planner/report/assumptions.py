@@ -86,8 +86,8 @@ def _profile_rows(name: str, profile: ProfileUsed, *, chosen: bool) -> list[tupl
     ranges = ", ".join(f"{key} {_range(value)}" for key, value in profile.measured.items())
     what = join(
         f"Step times: {name}{' (of the answer)' if chosen else ''}, {profile.tier}, vLLM version: ",
-        f"{profile.engine_version}, as of {profile.as_of}; measured at {ranges}; its own error, drawn in the ",
-        "probability: ",
+        f"{profile.engine_version}, as of {profile.as_of}; measured at {ranges}; its lack of fit, drawn in ",
+        "the probability: ",
         figure("error", profile.residual_sd),
         *errors,
     )
