@@ -53,6 +53,20 @@ BEST = [
     "attainment",
     "probability_of_meeting_targets",
 ]
+UNCERTAINTY = [
+    "profile_error",
+    "interval_scale",
+    "probability",
+    "probability_seeds_alone",
+    "workload",
+    "target",
+    "limit_ms",
+    "with_drawn_profiles",
+    "with_exact_profile",
+    "profile_share",
+    "seeds_share",
+    "window_s",
+]
 POOL = [
     "name",
     "role",
@@ -79,6 +93,8 @@ def test_a_written_plan_holds_every_key_of_the_contract(small_plan: Plan, tmp_pa
     assert set(TOP) <= set(data)
     assert set(SCREENED) <= set(data["screened"])
     assert set(BEST) <= set(data["best"])
+    assert set(UNCERTAINTY) == set(data["best"]["uncertainty"])
+    assert set(data["best"]["uncertainty"]["probability"]) == {"value", "low", "high", "met", "runs"}
     assert set(POOL) <= set(data["best"]["pools"][0])
     assert set(data["best"]["attainment"]["chat"]) == {"value", "low", "high"}
     assert set(data["rejections"][0]) >= {"engine", "constraint", "detail"}
