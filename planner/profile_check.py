@@ -37,7 +37,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 USED = "used in the fit"
-OVERFULL = "whose requests run out of KV cache: preemption is not played here"
+OVERFULL = "with a request that never fits its KV cache"
 FULL_WEIGHT = 0.5
 """Rows of less weight are suspect (`benchmark_rows`)."""
 

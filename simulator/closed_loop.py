@@ -21,6 +21,7 @@ from hardware_profiles.node import Node
 from hardware_profiles.profile import HardwareProfile
 from simulator.benchmark_rows import METRICS, BenchmarkRow
 from simulator.kernel import run_kernel
+from simulator.preempting_row import play_with_preemption
 from simulator.steptime import StepTimeModel, step_time_model
 from simulator.tables import ARRIVAL, ERROR, FINISH, FIRST_TOKEN, RELEASE_DELAY_S, engine_settings, make_world
 
@@ -40,7 +41,7 @@ STREAMS = 3
 
 
 class KvCacheTooSmall(ValueError):
-    """A row's requests run out of KV blocks; the counting kernel plays no preemption with steps in flight."""
+    """A request of a row never fits the KV blocks of its server."""
 
 
 def model_key(row: BenchmarkRow) -> ModelKey:
@@ -128,11 +129,23 @@ def _run(
         released=released,
     )
     run_kernel(world, np.inf)
-    finish_s, first_s = world.rf[:, FINISH], world.rf[:, FIRST_TOKEN]
-    if world.totals[ERROR] or bool(np.isnan(finish_s).any()):
+    times_s: Floats | None = world.rf[:, [ARRIVAL, FIRST_TOKEN, FINISH]].T
+    if world.totals[ERROR]:
+        times_s = play_with_preemption(
+            row,
+            model,
+            blocks,
+            coefficients=coefficients,
+            arrival_s=arrival_s,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            released=released,
+        )
+    if times_s is None or bool(np.isnan(times_s).any()):
         raise KvCacheTooSmall(f"{row.isl}/{row.osl} tokens at {row.load} in flight do not fit {blocks} KV blocks")
+    engine_arrival_s, first_s, finish_s = times_s
     tpot_s = _statistic(row.tpot_statistic, (finish_s - first_s) / (output - 1))
-    ttft_s = _statistic(row.ttft_statistic, first_s - world.rf[:, ARRIVAL] + front_end_s)
+    ttft_s = _statistic(row.ttft_statistic, first_s - engine_arrival_s + front_end_s)
     length_s = float(finish_s.max()) + (0.0 if row.concurrency is not None else front_end_s) - float(arrival_s[0])
     return tpot_s, float(prompt.sum() + output.sum()) / length_s, ttft_s
 

@@ -301,7 +301,8 @@ def test_efficiencies_stay_below_one_however_far_the_search_goes() -> None:
     assert link_bytes_per_s(NODE, 8) == pytest.approx(4 * 76.8e9)
 
 
-def test_the_closed_loop_is_the_one_that_simulate_runs(rows: tuple[BenchmarkRow, ...]) -> None:
+@pytest.mark.parametrize("room", [100.0, 0.93])
+def test_the_closed_loop_is_the_one_that_simulate_runs(rows: tuple[BenchmarkRow, ...], room: float) -> None:
     row = rows[4]
     model = true_model(row.tensor_parallel_size)
     concurrency = row.concurrency or 0
@@ -318,10 +319,12 @@ def test_the_closed_loop_is_the_one_that_simulate_runs(rows: tuple[BenchmarkRow,
         concurrency=row.concurrency,
     )
     engine = EngineConfig(tensor_parallel_size=1, max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=8192)
-    log = simulate(stream, engine=engine, model=model, num_blocks=400_000, replicas=1)
+    blocks = int(room * concurrency * row.isl / engine.block_size)
+    log = simulate(stream, engine=engine, model=model, num_blocks=blocks, replicas=1)
+    assert (log.preemptions.sum() > 0) == (room < 2)
     tpot_s = np.median((log.finish_s - log.first_token_s) / (log.output_tokens - 1))
     key = (row.tensor_parallel_size, "auto")
-    ((found_tpot_s, found_rate, found_ttft_s),) = predict([row], {key: model}, [400_000], gap_s=0.0, seed=1, streams=1)
+    ((found_tpot_s, found_rate, found_ttft_s),) = predict([row], {key: model}, [blocks], gap_s=0.0, seed=1, streams=1)
     assert found_tpot_s == pytest.approx(tpot_s)
     waited_s = log.first_token_s - log.arrival_s
     assert found_ttft_s == pytest.approx(np.median(waited_s))
