@@ -7,7 +7,6 @@ tensor-parallel degrees stand under `tensor_parallel`; everything else is shared
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +20,16 @@ from hardware_profiles.strict_yaml import load_model, load_yaml
 __all__ = [
     "TIERS",
     "AllReduce",
-    "Covariance",
     "ErrorFigures",
     "HardwareProfile",
-    "HeldOutRow",
     "MeasuredRange",
     "ProfileFile",
-    "ResidualRow",
     "SharedTerms",
     "TensorParallelTerms",
     "Tier",
     "find_profile_name",
     "list_profiles",
-    "load_covariance",
-    "load_held_out",
     "load_profile",
-    "load_residuals",
     "profile_of",
 ]
 
@@ -180,48 +173,6 @@ class ProfileFile(_Terms):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidualRow:
-    """One measured point beside what the fitted profile says of it."""
-
-    tensor_parallel_size: int
-    isl: int
-    osl: int
-    concurrency: int | None
-    """Requests in flight; None = an open loop."""
-    request_rate_rps: float | None
-    measured_tpot_s: float
-    predicted_tpot_s: float
-    measured_tokens_per_s: float | None
-    """Input and output tokens per second of the replica; None = not in the row."""
-    predicted_tokens_per_s: float | None
-    measured_ttft_s: float | None
-    predicted_ttft_s: float | None
-    weight: float
-    """1 = full weight; less = down-weighted, and `note` says why."""
-    note: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutRow:
-    """One metric of one measured row, predicted by a fit that did not see its group."""
-
-    evaluation: str
-    """leave one concurrency, shape or TP out."""
-    tensor_parallel_size: int
-    isl: int
-    osl: int
-    load: str
-    """Requests in flight, or a rate."""
-    metric: str
-    """tpot (s), throughput (tokens/s of the replica) or ttft (s)."""
-    measured: float
-    predicted: float
-    stated_sd: float
-    """Standard deviation of ln(predicted) that the refit states, `interval_scale` not applied."""
-    weight: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareProfile:
     """What was measured for (node, model, precision, engine), per tensor-parallel degree."""
 
@@ -265,16 +216,6 @@ class HardwareProfile:
     """Every step is this many times as long as the terms say: 1, but in draws of the lack of fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Covariance:
-    """How well the coefficients of a profile are known together."""
-
-    terms: tuple[str, ...]
-    """Paths in the profile's file, as `tensor_parallel.2.weight_efficiency`; `typical.…`: a degree not measured."""
-    matrix: tuple[tuple[float, ...], ...]
-    """Covariance of ln(value), prior included. `typical` leaves out the deviation itself: see `deviation_sd`."""
-
-
 def list_profiles() -> tuple[str, ...]:
     """Names of the shipped profiles, sorted."""
     return tuple(sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("*/*.yaml")))
@@ -297,6 +238,9 @@ def find_profile_name(name: str) -> str:
         return matches[0]
     if matches:
         raise InputError(f"profile {name!r} is ambiguous: {', '.join(matches)}; give more of the name")
+    others = [full for full in known if full.startswith(f"{name}-")]
+    if others:
+        raise InputError(f"{name!r} names no profile of plain vLLM; give the full name of one of: {', '.join(others)}")
     raise InputError(f"unknown profile {name!r}; shipped: {', '.join(known)}; or fit one with `goodfleet profile fit`")
 
 
@@ -316,66 +260,3 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
 def profile_of(file: ProfileFile, path: Path) -> HardwareProfile:
     """The profile that a file holds."""
     return HardwareProfile(path=path, **{field: getattr(file, field) for field in ProfileFile.model_fields})
-
-
-def load_covariance(profile: HardwareProfile) -> Covariance | None:
-    """The `.covariance.csv` beside a profile; None for a profile without one."""
-    path = profile.path.with_suffix(".covariance.csv")
-    if not path.exists():
-        return None
-    with path.open(newline="") as file:
-        header, *lines = csv.reader(file)
-    return Covariance(terms=tuple(header), matrix=tuple(tuple(float(cell) for cell in line) for line in lines))
-
-
-def load_held_out(profile: HardwareProfile) -> tuple[HeldOutRow, ...]:
-    """Every prediction of a row left out: the `.held-out.csv` beside a profile."""
-    path = profile.path.with_suffix(".held-out.csv")
-    if not path.exists():
-        return ()
-    with path.open(newline="") as file:
-        return tuple(
-            HeldOutRow(
-                evaluation=row["evaluation"],
-                tensor_parallel_size=int(row["tensor_parallel_size"]),
-                isl=int(row["isl"]),
-                osl=int(row["osl"]),
-                load=row["load"],
-                metric=row["metric"],
-                measured=float(row["measured"]),
-                predicted=float(row["predicted"]),
-                stated_sd=float(row["stated_sd"]),
-                weight=float(row["weight"]),
-            )
-            for row in csv.DictReader(file)
-        )
-
-
-def load_residuals(profile: HardwareProfile) -> tuple[ResidualRow, ...]:
-    """Every measured row that the profile was fitted from, with its residual: the `.residuals.csv` beside it."""
-    path = profile.path.with_suffix(".residuals.csv")
-    if not path.exists():
-        return ()
-
-    def number(row: dict[str, str], name: str) -> float | None:
-        return float(row[name]) if row.get(name) else None
-
-    with path.open(newline="") as file:
-        return tuple(
-            ResidualRow(
-                tensor_parallel_size=int(row["tensor_parallel_size"]),
-                isl=int(row["isl"]),
-                osl=int(row["osl"]),
-                concurrency=int(row["concurrency"]) if row["concurrency"] else None,
-                request_rate_rps=number(row, "request_rate_rps"),
-                measured_tpot_s=float(row["measured_tpot_s"]),
-                predicted_tpot_s=float(row["predicted_tpot_s"]),
-                measured_tokens_per_s=number(row, "measured_tokens_per_s"),
-                predicted_tokens_per_s=number(row, "predicted_tokens_per_s"),
-                measured_ttft_s=number(row, "measured_ttft_s"),
-                predicted_ttft_s=number(row, "predicted_ttft_s"),
-                weight=float(row["weight"]),
-                note=row["note"],
-            )
-            for row in csv.DictReader(file)
-        )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hardware_profiles.profile import ResidualRow
+from hardware_profiles.fit_evidence import ResidualRow
 
 __all__ = ["SplitComparison", "split_comparisons"]
 

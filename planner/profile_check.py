@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.fit_evidence import ResidualRow, load_residuals
 from hardware_profiles.model import ModelCard, load_model_card
 from hardware_profiles.node import Node, load_node
-from hardware_profiles.profile import ErrorFigures, HardwareProfile, ResidualRow, load_residuals
+from hardware_profiles.profile import ErrorFigures, HardwareProfile
 from planner.row_standing import Outside, model_names, outside, reason_left_out, used_in_fit
 from simulator.benchmark_rows import METRICS, BenchmarkRow
 from simulator.closed_loop import KvCacheTooSmall, predict_rows

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hardware_profiles.profile import HardwareProfile, load_residuals
+from hardware_profiles.fit_evidence import load_residuals
+from hardware_profiles.profile import HardwareProfile
 
 __all__ = ["COLUMNS", "as_markdown", "table_row"]
 

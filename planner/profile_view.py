@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.fit_evidence import load_residuals
 from hardware_profiles.model import load_model_card, precision_name
 from hardware_profiles.node import load_node
-from hardware_profiles.profile import HardwareProfile, load_profile, load_residuals
+from hardware_profiles.profile import HardwareProfile, load_profile
 from hardware_profiles.server_split import split_comparisons
 from simulator.steptime import StepTimeModel, all_reduce_s, step_time_model
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hardware_profiles.fit_evidence import ResidualRow
 from hardware_profiles.memory import tensor_parallel_problem
 from hardware_profiles.model import ModelCard, load_model_card, precision_name
 from hardware_profiles.node import Node
-from hardware_profiles.profile import HardwareProfile, ResidualRow
+from hardware_profiles.profile import HardwareProfile
 from simulator.benchmark_rows import BenchmarkRow
 from simulator.closed_loop import row_blocks
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from hardware_profiles.profile import HardwareProfile, load_covariance
+from hardware_profiles.fit_evidence import load_covariance
+from hardware_profiles.profile import HardwareProfile
 from planner.feasibility import Configuration
 from planner.screen import Screen
 from planner.sizing import Interval

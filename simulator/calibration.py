@@ -16,17 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware_profiles.fit_evidence import Covariance, HeldOutRow, ResidualRow
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
-from hardware_profiles.profile import (
-    TIERS,
-    Covariance,
-    HeldOutRow,
-    MeasuredRange,
-    ProfileFile,
-    ResidualRow,
-    profile_of,
-)
+from hardware_profiles.profile import TIERS, MeasuredRange, ProfileFile, profile_of
 from simulator.all_reduce_curve import all_reduce_curves
 from simulator.benchmark_rows import BenchmarkRow, left_out, select_rows
 from simulator.closed_loop import predict_rows, row_blocks

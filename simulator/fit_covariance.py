@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles.profile import Covariance, ErrorFigures
+from hardware_profiles.fit_evidence import Covariance
+from hardware_profiles.profile import ErrorFigures
 from simulator.benchmark_rows import METRICS
 from simulator.coefficients import all_reduce_of, degree_terms
 from simulator.profile_writer import rounded

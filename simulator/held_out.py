@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles.profile import HeldOutRow
+from hardware_profiles.fit_evidence import HeldOutRow
 from simulator.benchmark_rows import METRICS, BenchmarkRow
 from simulator.fit_covariance import VISIBLE_WEIGHT, known_z, spread_of
 from simulator.profile_writer import rounded

@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.profile import AllReduce, Covariance, HardwareProfile, SharedTerms, TensorParallelTerms
+from hardware_profiles.fit_evidence import Covariance
+from hardware_profiles.profile import AllReduce, HardwareProfile, SharedTerms, TensorParallelTerms
 
 __all__ = ["covariance_root", "draw_profiles"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 import yaml
 from pydantic import BaseModel
 
-from hardware_profiles.profile import HeldOutRow, ResidualRow
+from hardware_profiles.fit_evidence import HeldOutRow, ResidualRow
 
 if TYPE_CHECKING:
     from simulator.calibration import FittedProfile

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hardware_profiles.fit_evidence import load_residuals
 from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
-from hardware_profiles.profile import list_profiles, load_profile, load_residuals
+from hardware_profiles.profile import list_profiles, load_profile
 from hardware_profiles.server_split import split_comparisons
 from hardware_profiles.shipped import PACKAGE
 from simulator.benchmark_rows import BenchmarkRow, read_rows, select_rows

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hardware_profiles.fit_evidence import load_covariance, load_held_out, load_residuals
 from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
-from hardware_profiles.profile import load_covariance, load_held_out, load_profile, load_residuals
+from hardware_profiles.profile import load_profile
 from simulator.all_reduce_curve import all_reduce_curves, link_bytes_per_s
 from simulator.benchmark_rows import BenchmarkRow, RowFile
 from simulator.calibration import FittedProfile, fit_profile, write_profile

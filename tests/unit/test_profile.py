@@ -8,13 +8,8 @@ import pytest
 
 from hardware_profiles import profile as profiles
 from hardware_profiles.errors import InputError
-from hardware_profiles.profile import (
-    find_profile_name,
-    list_profiles,
-    load_covariance,
-    load_profile,
-    load_residuals,
-)
+from hardware_profiles.fit_evidence import load_covariance, load_residuals
+from hardware_profiles.profile import find_profile_name, list_profiles, load_profile
 
 GPT_OSS = "mi355x/gpt-oss-120b-mxfp4-vllm"
 LLAMA_FP8 = "mi355x/llama-3.3-70b-fp8-vllm"

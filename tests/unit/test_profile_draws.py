@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.fit_evidence import Covariance, load_covariance
 from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
-from hardware_profiles.profile import Covariance, HardwareProfile, list_profiles, load_covariance, load_profile
+from hardware_profiles.profile import HardwareProfile, list_profiles, load_profile
 from simulator.profile_draws import covariance_root, draw_profiles
 from simulator.steptime import step_time_model
 
