@@ -19,8 +19,7 @@ Columns (others are ignored; empty = not known):
 Lines before the header that start with `#` describe the file: `# source: …`, `# caveat: …`, `# serves: a, b`,
 `# engine_version: …`, `# as_of: …`, `# tier: …`, and `# engine: …`, the engine's word where `framework` is not enough.
 
-Little's law holds inside a row: output tokens/s x TPOT / concurrency is the share of its time that a request decodes.
-Outside 0.80-1.05 the two numbers cannot come from one run, so the row gets a tenth of the weight.
+Little's law holds inside a row; one that breaks it gets a tenth of the weight (`littles_law.py`).
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -37,15 +36,19 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
 from hardware_profiles.profile import TIERS, Tier
+from simulator.littles_law import decode_occupancy, judged, suspect
 
 __all__ = [
     "METRICS",
     "BenchmarkRow",
     "RowFile",
     "decode_occupancy",
+    "is_complete",
     "left_out",
     "only_precision",
     "read_rows",
+    "read_table",
+    "row_of",
     "select_rows",
 ]
 
@@ -63,8 +66,6 @@ TTFT = ("ttft_median_ms", "ttft_mean_ms")
 LOAD = ("max_concurrency", "request_rate")
 METRICS = ("tpot", "throughput", "ttft")
 """What a row may hold, in the order of arrays of metrics."""
-OCCUPANCY_RANGE = (0.80, 1.05)
-SUSPECT_WEIGHT = 0.1
 TOO_LARGE = 1e12
 Statistic = Literal["median", "mean"]
 NOTES = {
@@ -163,6 +164,11 @@ class BenchmarkRow:
 
 def read_rows(path: Path) -> tuple[BenchmarkRow, ...]:
     """Every row of a tidy CSV that holds a load and its metrics; special runs are marked, not dropped."""
+    return read_table(path)[0]
+
+
+def read_table(path: Path) -> tuple[tuple[BenchmarkRow, ...], int]:
+    """`read_rows`, and how many lines were passed over because they lack lengths, load, TP or TPOT."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -176,16 +182,19 @@ def read_rows(path: Path) -> tuple[BenchmarkRow, ...]:
     if missing:
         raise InputError(f"has no column {', '.join(missing)}; it needs {', '.join(REQUIRED)}", file=str(path))
     rows: list[BenchmarkRow] = []
+    passed_over = 0
     try:
         for cells in table:
             number = start + table.line_num
             if None in cells or None in cells.values():
                 raise InputError("has more or fewer fields than the header", file=str(path), line=number)
-            if _complete(cells):
-                rows.append(_row(cells, about, number))
+            if is_complete(cells):
+                rows.append(row_of(cells, about, number))
+            else:
+                passed_over += 1
     except csv.Error as error:
         raise InputError(f"is no CSV: {error}", file=str(path), line=start + table.line_num) from None
-    return tuple(rows)
+    return tuple(rows), passed_over
 
 
 def select_rows(
@@ -266,7 +275,7 @@ def _about(path: Path, lines: Sequence[str]) -> RowFile:
     )
 
 
-def _complete(cells: dict[str, str]) -> bool:
+def is_complete(cells: Mapping[str, str]) -> bool:
     """Whether a line holds what a prediction can be compared with; other lines of a mixed file are passed over."""
     return (
         bool(cells["tp"] and cells["isl"] and cells["osl"])
@@ -275,11 +284,14 @@ def _complete(cells: dict[str, str]) -> bool:
     )
 
 
-def _is_open(cells: dict[str, str]) -> bool:
-    return (cells.get("request_rate") or "inf").lower() not in ("inf", "infinity")
+def _is_open(cells: Mapping[str, str]) -> bool:
+    text = (cells.get("request_rate") or "inf").lower()
+    return text not in ("inf", "infinity") and not text.startswith("closed")
 
 
-def _row(cells: dict[str, str], about: RowFile, line: int) -> BenchmarkRow:
+def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) -> BenchmarkRow:
+    """One row from the columns above, as text; a value out of range is an `InputError` that names the column."""
+
     def number(name: str, default: float | None = None) -> float:
         text = cells.get(name, "")
         if not text and default is not None:
@@ -351,38 +363,22 @@ def _row(cells: dict[str, str], about: RowFile, line: int) -> BenchmarkRow:
             key="length_low",
         )
     if flag := cells.get("quality_flag"):
-        row = _suspect(row, flag)
-    share = decode_occupancy(row)
-    low, high = OCCUPANCY_RANGE
-    if share is not None and not low <= share <= high:
-        what = f"decode occupancy {share:.2f} outside {low:.2f}-{high:.2f}"
-        row = _suspect(row, f"{what}: TPOT and throughput are not of one run")
-    return row
+        row = suspect(row, flag)
+    return judged(row)
 
 
-def decode_occupancy(row: BenchmarkRow) -> float | None:
-    """Output tokens/s x TPOT / concurrency: the share of its time that a request decodes (Little's law)."""
-    if row.concurrency is None or row.tokens_per_s is None:
-        return None
-    return row.tokens_per_s * row.osl / (row.isl + row.osl) * row.tpot_s / row.concurrency
-
-
-def _suspect(row: BenchmarkRow, why: str) -> BenchmarkRow:
-    return replace(row, weight=min(row.weight, SUSPECT_WEIGHT), note="; ".join(filter(None, (row.note, why))))
-
-
-def _is_true(cells: dict[str, str], name: str, about: RowFile, line: int) -> bool:
+def _is_true(cells: Mapping[str, str], name: str, about: RowFile, line: int | None) -> bool:
     text = (cells.get(name) or "true").lower()
     if text not in ("true", "false", "1", "0"):
         raise InputError(f"{text!r} is not allowed; it must be true or false", file=about.path, line=line, key=name)
     return text in ("true", "1")
 
 
-def _is_set(cells: dict[str, str], name: str, plain: tuple[str, ...]) -> bool:
+def _is_set(cells: Mapping[str, str], name: str, plain: tuple[str, ...]) -> bool:
     return (cells.get(name) or plain[0]).lower() not in plain
 
 
-def _variant(cells: dict[str, str]) -> str:
+def _variant(cells: Mapping[str, str]) -> str:
     parts = []
     if _is_set(cells, "spec_decode", ("none", "0")):
         parts.append(cells["spec_decode"].lower())
@@ -393,9 +389,13 @@ def _variant(cells: dict[str, str]) -> str:
     return "-".join(parts)
 
 
-def _special(cells: dict[str, str]) -> str:
+def _special(cells: Mapping[str, str]) -> str:
+    if (cells.get("scenario") or "").lower().startswith("agentic"):
+        return "agentic trace replay: no nominal ISL and OSL"
     if _is_set(cells, "disagg", ("0", "0.0", "false")):
         return "disaggregated"
+    if _is_set(cells, "multinode", ("0", "0.0", "false")):
+        return "several nodes"
     if _is_open(cells) and cells.get("max_concurrency"):
         return "open loop under a concurrency cap"
     return ""
