@@ -1,4 +1,4 @@
-"""Little's law on measured rows: requests in flight = requests/s x seconds in the system. A row that breaks it is not true.
+"""Little's law on measured rows: requests in flight = requests/s x seconds in the system. A row that breaks it is false.
 
 In a closed loop with `concurrency` requests in flight, each request of n answer tokens is there for
 TTFT + TPOT x (n - 1) s, so with output tokens/s X
@@ -7,9 +7,10 @@ TTFT + TPOT x (n - 1) s, so with output tokens/s X
 
 is 1, less the ramp at both ends of the run. Of 2,946 plain single-node runs with both latencies (InferenceX fixtures,
 AMD's nightly runs and others, collected 2026-11-30) all but 28 lie between 0.90 and 1.05, means and medians alike.
-Without TTFT the same product with TPOT alone, the *decode occupancy*, is 0.80-1.05 in all but 96 of 1,501 MI355X rows of
-the InferenceX dump; lower is also what requests that wait before their first token look like. Above 1.05 is impossible:
-the numbers are of two runs, or a rate is in other units (tokens of one GPU or of all, output tokens or both kinds).
+Without TTFT the same product with TPOT alone, the *decode occupancy*, is 0.80-1.05 in all but 96 of 1,501 MI355X rows
+of the InferenceX dump; lower is also what requests that wait before their first token look like. Above 1.05 is
+impossible: the numbers are of two runs, or a rate is in other units (tokens of one GPU or of all, output tokens or both
+kinds).
 
 Over a sweep: where throughput and latency stay the same while the named concurrency grows, and fewer requests are in
 flight than named, the client never sent the load (https://docs.vultr.com/inference-cookbook/rocm/optimization/
