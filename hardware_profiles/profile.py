@@ -157,7 +157,10 @@ class ProfileFile(_Terms):
     ttft_residual_sd: Annotated[float, Field(ge=0)] | None = None
     """The same of TTFT; None = no row has one."""
     interval_scale: Annotated[float, Field(gt=0)] = 1.0
-    """Factor on the standard deviations with which 80 % intervals cover 80 % of the rows left out."""
+    """Factor on the standard deviations with which 80 % intervals cover 80 % of the rows left out, by concurrency
+    and by shape."""
+    degree_interval_scale: Annotated[float, Field(gt=0)] = 1.0
+    """The same of rows at a tensor-parallel degree left out: the factor for a degree that nobody measured."""
     coverage: dict[str, dict[str, float]] = {}
     """By evaluation and metric, the share of rows left out inside their 80 % interval, its factor taken from the other
     groups left out."""
@@ -209,6 +212,7 @@ class HardwareProfile:
     residual_sd: float
     ttft_residual_sd: float | None
     interval_scale: float
+    degree_interval_scale: float
     coverage: Mapping[str, Mapping[str, float]]
     errors: Mapping[str, Mapping[str, ErrorFigures]]
     path: Path

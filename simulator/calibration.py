@@ -25,7 +25,7 @@ from simulator.benchmark_rows import BenchmarkRow, left_out, select_rows
 from simulator.closed_loop import predict_rows, row_blocks
 from simulator.coefficients import REACH_SD, all_reduce_of, degree_terms, layout_for, shared_terms
 from simulator.fit_covariance import VISIBLE_WEIGHT, covariance_of, figures, spread_of
-from simulator.held_out import held_out_rows, interval_scale, predict_held_out
+from simulator.held_out import held_out_rows, interval_scales, predict_held_out
 from simulator.profile_writer import rounded, write_profile
 from simulator.row_fit import RowFit, solve
 
@@ -101,12 +101,13 @@ def fit_profile(
     if not bool((fit.weights == 1).all()):
         errors["in sample, all rows"] = figures(np.log(predicted), fit, least=0.0)
     errors |= {evaluation.name: figures(evaluation.predicted, fit) for evaluation in held_out}
-    scale, coverage = interval_scale(held_out, fit)
+    scale, degree_scale, coverage = interval_scales(held_out, fit)
     file = draft.model_copy(
         update={
             "residual_sd": rounded(float(spread.sd[0]), 3),
             "ttft_residual_sd": rounded(float(spread.sd[2]), 3) if math.isfinite(spread.sd[2]) else None,
             "interval_scale": rounded(scale, 3),
+            "degree_interval_scale": rounded(degree_scale, 3),
             "coverage": coverage,
             "errors": errors,
             "kv_sensitivity": _kv_sensitivity(fit, draft, predicted, seed),

@@ -1,4 +1,4 @@
-"""Little's law on measured rows: requests in flight = requests/s x seconds in the system. A row that breaks it is false.
+"""Little's law on measured rows: in flight = requests/s x seconds in the system. A row that breaks it is false.
 
 In a closed loop with `concurrency` requests in flight, each request of n answer tokens is there for
 TTFT + TPOT x (n - 1) s, so with output tokens/s X

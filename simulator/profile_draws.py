@@ -1,12 +1,12 @@
 """Profiles that could as well be true: coefficient sets drawn from what a fit left open.
 
 Measured rows tell coefficients together, not one by one (a step that is longer by its floor or by its weights looks the
-same), so they are drawn together, in logarithms. With C the covariance beside the profile, s its `interval_scale`, and
-r, d and x normal with mean 0:
+same), so they are drawn together, in logarithms. With C the covariance beside the profile, s its `interval_scale`, t
+its `degree_interval_scale`, and r, d and x normal with mean 0:
 
     ln value = ln fitted + x                      cov(x) = s² C, all coefficients of all degrees at once
     every step time x exp(r)                      sd(r) = s residual_sd: the lack of fit, one factor for the whole draw
-    ln value of a degree that was not measured = ln typical + x_typical + d       sd(d) = s deviation_sd, by term
+    ln value of a degree not measured = ln typical + (x_typical + d) t / s     sd(d) = s deviation_sd, by term
 
 C is of ln(value) where the fit ended, but an efficiency must stay below 1 and `smooth_exponent` above 1. So these two
 are drawn in the coordinate in which `coefficients.py` fits them: e = u / (1 + u^6)^(1/6) and p = 1 + u, with x divided
@@ -93,6 +93,7 @@ def draw_profiles(
     normals = np.random.default_rng(seed).standard_normal((draws, columns)) * profile.interval_scale
     known = np.round(normals[:, 1 : 1 + len(terms)] @ root, DECIMALS)
     sds = np.tile([profile.deviation_sd[name] for name in pooled], len(unmeasured))
+    sds = sds * (profile.degree_interval_scale / profile.interval_scale)
     own = np.round(normals[:, 1 + len(terms) :] * sds, DECIMALS).reshape(draws, len(unmeasured), len(pooled))
     residuals = np.round(normals[:, 0] * profile.residual_sd, DECIMALS)
     return tuple(
@@ -163,7 +164,8 @@ def _drawn(profile: HardwareProfile, moves: _Moves) -> HardwareProfile:
     for degree, deviation in moves.deviations.items():
         assert profile.typical is not None  # asked for above
         names = TensorParallelTerms.model_fields
-        both = {name: typical_moves.get(name, 0.0) for name in names}
+        wider = profile.degree_interval_scale / profile.interval_scale
+        both = {name: wider * typical_moves.get(name, 0.0) for name in names}
         tensor_parallel[degree] = _moved(profile.typical, both, deviation)
         if degree in all_reduce:
             large = deviation.get("large_share", 0.0)

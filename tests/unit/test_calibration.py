@@ -178,10 +178,17 @@ def test_predictions_of_rows_left_out_stand_beside_the_profile_and_give_its_figu
 
 
 def test_the_factor_on_intervals_makes_eighty_percent_cover_eighty_percent(fitted: FittedProfile) -> None:
-    pairs = [row for row in fitted.held_out if row.metric != "ttft"]
-    width = NORMAL_80 * fitted.file.interval_scale
-    inside = [abs(math.log(row.predicted / row.measured)) <= width * row.stated_sd for row in pairs]
-    assert np.mean(inside) == pytest.approx(0.8, abs=0.02)
+    scales = {True: fitted.file.degree_interval_scale, False: fitted.file.interval_scale}
+    for of_degree, scale in scales.items():
+        pairs = [
+            row
+            for row in fitted.held_out
+            if row.metric != "ttft" and (row.evaluation == "leave one TP out") == of_degree
+        ]
+        width = NORMAL_80 * scale
+        inside = [abs(math.log(row.predicted / row.measured)) <= width * row.stated_sd for row in pairs]
+        assert np.mean(inside) == pytest.approx(0.8, abs=0.03)
+    assert scales[True] != scales[False]
     assert all(0.0 <= share <= 1.0 for shares in fitted.file.coverage.values() for share in shares.values())
 
 

@@ -192,7 +192,8 @@ def without_degree(degree: int) -> tuple[HardwareProfile, Covariance]:
     assert full is not None
     kept = [i for i, term in enumerate(full.terms) if f".{degree}." not in term]
     matrix = np.array(full.matrix)[np.ix_(kept, kept)]
-    fewer = replace(known, tensor_parallel={d: t for d, t in known.tensor_parallel.items() if d != degree})
+    others = {d: t for d, t in known.tensor_parallel.items() if d != degree}
+    fewer = replace(known, tensor_parallel=others, interval_scale=1.0, degree_interval_scale=1.0)
     return fewer, Covariance(terms=tuple(full.terms[i] for i in kept), matrix=tuple(map(tuple, matrix.tolist())))
 
 
@@ -207,6 +208,16 @@ def test_a_degree_that_was_not_measured_is_drawn_wider_than_one_that_was() -> No
     large = logs_of(drawn, ("all_reduce.8.large_bytes_per_s",))[:, 0]
     assert np.std(large) == pytest.approx(fewer.deviation_sd["large_share"], rel=0.1)
     assert all(one.tensor_parallel[8].kv_efficiency <= 1 for one in drawn)
+
+
+def test_a_degree_that_was_not_measured_has_a_factor_of_its_own() -> None:
+    fewer, covariance = without_degree(8)
+    names = ("tensor_parallel.8.step_floor_s", "tensor_parallel.4.step_floor_s", "all_reduce.8.large_bytes_per_s")
+    narrow, wide = (
+        logs_of(draw_profiles(one, covariance, draws=500, seed=1, degrees=(8,)), names)
+        for one in (replace(fewer, degree_interval_scale=1.0), replace(fewer, degree_interval_scale=2.0))
+    )
+    assert np.std(wide, axis=0) == pytest.approx(np.array([2, 1, 2]) * np.std(narrow, axis=0))
 
 
 def test_a_degree_that_cannot_be_drawn_is_refused_with_what_is_missing(tmp_path: Path) -> None:
