@@ -114,9 +114,9 @@ def kv_bytes_per_element(kv_cache_dtype: str) -> int:
 
 
 def kv_bytes_per_token_per_rank(model: ModelCard, tensor_parallel_size: int, bytes_per_element: int) -> int:
-    """Bytes a token in all layers takes on one rank; KV heads are copied once TP exceeds their number."""
-    per_layer = 2 * _rank_kv_heads(model, tensor_parallel_size) * model.head_dim * bytes_per_element
-    return per_layer * model.layers
+    """Bytes a token in all layers takes on one rank, index keys included (`ModelCard.kv_share`)."""
+    whole = sum(model.kv_bytes_per_token(bytes_per_element))
+    return round(whole * model.kv_share(tensor_parallel_size)) + model.index_bytes_per_token(bytes_per_element)
 
 
 def tensor_parallel_problem(model: ModelCard, tensor_parallel_size: int) -> str | None:
@@ -125,7 +125,10 @@ def tensor_parallel_problem(model: ModelCard, tensor_parallel_size: int) -> str 
     if tp < 1:
         return f"tensor_parallel_size {tp} is not allowed; it must be at least 1"
     inner = model.intermediate if model.expert_intermediate is None else model.expert_intermediate
-    for count, what in ((model.heads, "attention heads"), (inner, "MLP columns")):
+    parts = [(model.heads, "attention heads"), (inner, "MLP columns")]
+    if model.linear is not None:
+        parts.append((model.linear.key_heads, "key heads of linear attention"))
+    for count, what in parts:
         if count % tp:
             return f"tensor_parallel_size {tp} does not divide the {count} {what} of {model.name}"
     if model.kv_heads % tp and tp % model.kv_heads:
@@ -210,22 +213,27 @@ def kv_ledger(
     if problem := tensor_parallel_problem(model, tensor_parallel_size):
         raise ValueError(problem)
     element = kv_bytes_per_element(kv_cache_dtype)
-    group_size, group_counts = vllm_kv_group_sizes(model.kv_groups)
+    windows = tuple(dict.fromkeys(group.window for group in model.kv_groups))  # what is kept alike is stored alike
+    kept = [sum(group.layers for group in model.kv_groups if group.window == window) for window in windows]
+    groups = [KvGroup(layers=layers, window=window) for layers, window in zip(kept, windows, strict=True)]
+    group_size, group_counts = vllm_kv_group_sizes(groups)
     full, sliding_blocks = 0, 0
-    for group, count in zip(model.kv_groups, group_counts, strict=True):
-        if group.window is None or len(model.kv_groups) == 1:
+    for group, count in zip(groups, group_counts, strict=True):
+        if group.window is None or len(groups) == 1:
             full += count
         else:
             sliding_blocks += count * max_num_seqs * (math.ceil(group.window / block_size) + 1)
-    page_bytes = 2 * _rank_kv_heads(model, tensor_parallel_size) * model.head_dim * element * block_size
+    token_bytes = kv_bytes_per_token_per_rank(model, tensor_parallel_size, element)
+    block_bytes = -(-token_bytes * block_size * group_size // sum(kept))
     return explicit_ledger(
         [
             *_memory_lines(node, gpu_memory_utilization),
             *_weight_lines(node, model, precision, tensor_parallel_size),
             _activation_line(model, tensor_parallel_size, max_num_batched_tokens, max_num_seqs),
             _reserve_line(node, tensor_parallel_size),
+            *_state_lines(model, tensor_parallel_size, max_num_seqs),
         ],
-        block_bytes=page_bytes * group_size,
+        block_bytes=block_bytes,
         block_size=block_size,
         sliding_blocks=sliding_blocks,
         full_groups=max(1, full),
@@ -246,8 +254,9 @@ def _memory_lines(node: Node, utilization: float) -> list[LedgerLine]:
 def _weight_lines(node: Node, model: ModelCard, precision: str, tp: int) -> list[LedgerLine]:
     weights = model.weight_bytes(precision)
     share = f"{precision_name(precision)}, 1/{tp} of the model"
+    dense_bytes = math.ceil((weights.dense_bytes - weights.replicated_bytes) / tp) + weights.replicated_bytes
     lines = [
-        _line("dense weights", -math.ceil(weights.dense_bytes / tp), "derived", f"attention, MLP, router; {share}"),
+        _line("dense weights", -dense_bytes, "derived", f"attention, MLP, router; {share}"),
         _line("embedding and output head", -math.ceil(weights.embedding_bytes / tp), "derived", share),
     ]
     if weights.expert_bytes:
@@ -291,8 +300,12 @@ def _reserve_line(node: Node, tp: int) -> LedgerLine:
     return _line("runtime reserve", -(alone if tp == 1 else parallel), "assumed", note)
 
 
-def _rank_kv_heads(model: ModelCard, tp: int) -> int:
-    return max(1, model.kv_heads // tp)
+def _state_lines(model: ModelCard, tp: int, max_num_seqs: int) -> list[LedgerLine]:
+    if not model.state_bytes:
+        return []
+    rank_bytes = math.ceil(model.state_bytes / tp)
+    note = f"linear attention: {max_num_seqs} sequences x {rank_bytes} B"
+    return [_line("sequence states", -max_num_seqs * rank_bytes, "derived", note)]
 
 
 def _line(name: str, amount: int, how_known: HowKnown, note: str) -> LedgerLine:

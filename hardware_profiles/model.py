@@ -1,8 +1,8 @@
 """A model card is a model's shape: what decides the bytes of its weights and KV cache and the arithmetic of one token.
 
-Counts are exact: gpt-oss-120b comes to 116,829,156,672 parameters and Llama-3.3-70B to 70,553,706,496, as published.
-A precision says how many bits a stored weight takes, by part: MXFP4 is 4 bits and one shared 8-bit scale per 32 weights
-(OCP Microscaling Formats 1.0), so 4.25. Not modelled: latent attention (MLA), state-space layers, encoders, LoRA.
+Weights are counted by part (`weights.py`), what a token or a sequence leaves behind by kind of attention
+(`attention.py`); `model_file.py` is the card on disk. Not modelled: Mamba layers, encoders, LoRA, layers whose KV cache
+is compressed over tokens (DeepSeek-V4).
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
+from hardware_profiles.attention import KvGroup, LatentAttention, LinearAttention
 from hardware_profiles.errors import InputError
 from hardware_profiles.model_config_json import read_config_json
+from hardware_profiles.model_file import ModelFile
 from hardware_profiles.shipped import find_file, shipped_names
-from hardware_profiles.source import Source, SourceEntry
+from hardware_profiles.source import Source
 from hardware_profiles.strict_yaml import load_model, load_yaml
+from hardware_profiles.weights import Parameters, WeightBytes, weight_bytes
 
 __all__ = ["KvGroup", "ModelCard", "Parameters", "WeightBytes", "list_model_cards", "load_model_card", "precision_name"]
 
@@ -32,50 +33,6 @@ PRECISION_ALIASES = {"fp4": "mxfp4", "bfloat16": "bf16"}
 def precision_name(name: str) -> str:
     """The card's word for a precision: ``fp4`` is ``mxfp4``."""
     return PRECISION_ALIASES.get(name.lower(), name.lower())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvGroup:
-    """Layers whose KV cache behaves alike."""
-
-    layers: int
-    "Number of layers."
-    window: int | None
-    "Sliding window in tokens; None = full attention."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """Counts of weights by part of the model."""
-
-    embedding: int
-    "Input embedding and output head (one matrix where they are tied)."
-    dense: int
-    "Attention, dense MLP, router, norms and their biases: read for every step."
-    expert: int
-    "Matrices of all experts; a step reads those its tokens are sent to."
-    expert_bias: int
-    "Biases of all experts, stored at 16 bits."
-
-    @property
-    def total(self) -> int:
-        return self.embedding + self.dense + self.expert + self.expert_bias
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightBytes:
-    """Bytes of the stored weights of the whole model, by part, in one precision."""
-
-    dense_bytes: int
-    "Attention, dense MLP, router, norms."
-    expert_bytes: int
-    "All experts with their biases; 0 in a dense model."
-    embedding_bytes: int
-    "Input embedding and output head."
-
-    @property
-    def total_bytes(self) -> int:
-        return self.dense_bytes + self.expert_bytes + self.embedding_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +50,11 @@ class ModelCard:
     heads: int
     "Query heads."
     kv_heads: int
-    "Key/value heads."
+    "Key/value heads; 1 with latent attention."
     head_dim: int
     "Width of one head."
     intermediate: int
-    "Inner width of the dense MLP; unused in a model whose layers are all MoE."
+    "Inner width of the MLP of dense layers; unused in a model whose layers are all MoE."
     vocab: int
     "Vocabulary size."
     experts: int | None
@@ -106,8 +63,12 @@ class ModelCard:
     "Experts a token is sent to."
     expert_intermediate: int | None
     "Inner width of one expert."
+    latent: LatentAttention | None
+    "Latent attention (MLA); None = keys and values by head."
+    linear: LinearAttention | None
+    "Linear-attention layers; None = there are none."
     kv_groups: tuple[KvGroup, ...]
-    "Layers grouped by their KV cache; the layers add up to ``layers``."
+    "Layers grouped by their KV cache; with the linear layers they add up to ``layers``."
     max_model_len: int
     "Longest sequence the model was made for, in tokens."
     native_precision: str
@@ -130,74 +91,41 @@ class ModelCard:
     def kv_bytes_per_token(self, kv_bytes_per_element: int = 2) -> tuple[int, ...]:
         """Bytes one token adds to the whole model's KV cache, by KV group: 2 x layers x kv_heads x head_dim x element.
 
-        The number of KV heads counts, not the hidden size, and the KV cache's element size is its own: INT8 or MXFP4
-        weights leave it at 16 bits. In a sliding group only the last ``window`` tokens stay.
+        With latent attention (kv_rank + rope_dim) x layers x element. The number of KV heads counts, not the hidden
+        size, and the KV cache's element size is its own: INT8 or MXFP4 weights leave it at 16 bits. In a sliding group
+        only the last ``window`` tokens stay. Index keys come on top (`index_bytes_per_token`).
         """
-        per_layer = 2 * self.kv_heads * self.head_dim * kv_bytes_per_element
-        return tuple(per_layer * group.layers for group in self.kv_groups)
+        width = 2 * self.kv_heads * self.head_dim if self.latent is None else self.latent.width
+        return tuple(width * kv_bytes_per_element * group.layers for group in self.kv_groups)
 
+    def kv_share(self, tensor_parallel_size: int) -> float:
+        """Share of those bytes on one rank: KV heads are copied once TP exceeds them, one latent vector always is."""
+        return max(1, self.kv_heads // tensor_parallel_size) / self.kv_heads
 
-class _KvGroupEntry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    def index_bytes_per_token(self, kv_bytes_per_element: int = 2) -> int:
+        """Bytes of a token's index keys, on every rank alike; a query reads those of all tokens."""
+        indexed = [(group.layers, group.index) for group in self.kv_groups if group.index is not None]
+        return sum(layers * index.dim * kv_bytes_per_element for layers, index in indexed)
 
-    layers: int = Field(gt=0)
-    window: int | None = Field(default=None, gt=0)
+    @property
+    def state_bytes(self) -> int:
+        """Bytes a sequence keeps whatever its length; ranks share them."""
+        return 0 if self.linear is None else self.linear.state_bytes
 
+    @property
+    def read_window_tokens(self) -> int:
+        """Longest of the limits on the context that a query reads; 0 = no layer has one."""
+        return max((group.read_limit for group in self.kv_groups if group.read_limit is not None), default=0)
 
-class _Bits(BaseModel):
-    """Stored bits per weight by part."""
+    @property
+    def attention_flop_per_pair(self) -> int:
+        """Operations of one layer for one (query, key) pair of a prompt chunk: 4 x heads x head_dim, or `latent`'s."""
+        return 4 * self.heads * self.head_dim if self.latent is None else self.latent.flop_per_pair(self.heads)
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    dense_bits: float = Field(gt=0, le=32)
-    expert_bits: float | None = Field(default=None, gt=0, le=32)
-    embedding_bits: float = Field(gt=0, le=32)
-
-
-class _ModelFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", examples=["llama-3.3-70b"])
-    aliases: tuple[str, ...] = ()
-    layers: int = Field(gt=0)
-    hidden: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    intermediate: int = Field(ge=0)
-    vocab: int = Field(gt=0)
-    experts: int | None = Field(default=None, gt=0)
-    experts_per_token: int | None = Field(default=None, gt=0)
-    expert_intermediate: int | None = Field(default=None, gt=0)
-    attention_bias: bool = False
-    attention_sinks: bool = False
-    expert_bias: bool = False
-    tied_embeddings: bool = False
-    kv_groups: tuple[_KvGroupEntry, ...] = Field(min_length=1)
-    max_model_len: int = Field(gt=0)
-    native_precision: str
-    precisions: dict[Literal["bf16", "fp8", "mxfp4"], _Bits] = Field(min_length=1)
-    sources: dict[str, SourceEntry]
-
-    @model_validator(mode="after")
-    def _the_parts_agree(self) -> _ModelFile:
-        moe = (self.experts, self.experts_per_token, self.expert_intermediate)
-        if any(part is None for part in moe) and any(part is not None for part in moe):
-            raise ValueError("experts, experts_per_token and expert_intermediate go together; give all three or none")
-        if self.experts is not None and self.experts_per_token is not None and self.experts_per_token > self.experts:
-            raise ValueError(f"experts_per_token {self.experts_per_token} is more than the {self.experts} experts")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        if (total := sum(group.layers for group in self.kv_groups)) != self.layers:
-            raise ValueError(f"kv_groups hold {total} layers, the model has {self.layers}; they must add up")
-        if self.native_precision not in self.precisions:
-            raise ValueError(f"native_precision {self.native_precision!r} is not among precisions")
-        for name, bits in self.precisions.items():
-            if (bits.expert_bits is None) != (self.experts is None):
-                raise ValueError(f"precision {name}: expert_bits belongs to a model with experts, and only there")
-        if missing := {"shape", *self.precisions} - set(self.sources):
-            raise ValueError(f"no source for {', '.join(sorted(missing))}; add it under `sources:`")
-        return self
+    def index_flop_per_pair(self, tensor_parallel_size: int) -> int:
+        """Operations of all layers' indexers on one rank for one (query, key) pair, whether it is then read or not."""
+        indexed = [(group.layers, group.index) for group in self.kv_groups if group.index is not None]
+        return sum(layers * 2 * max(1, index.heads // tensor_parallel_size) * index.dim for layers, index in indexed)
 
 
 def list_model_cards() -> tuple[str, ...]:
@@ -232,17 +160,17 @@ def _load_path(path: Path) -> ModelCard:
     if path.suffix != ".json":
         return _card(_read_card(path))
     try:
-        return _card(_ModelFile.model_validate_json(json.dumps(read_config_json(path))))
+        return _card(ModelFile.model_validate_json(json.dumps(read_config_json(path))))
     except ValidationError as error:
         raise InputError(error.errors()[0]["msg"].removeprefix("Value error, "), file=str(path)) from None
 
 
-def _read_card(path: Path) -> _ModelFile:
-    return load_model(load_yaml(path), _ModelFile, what="a model card")
+def _read_card(path: Path) -> ModelFile:
+    return load_model(load_yaml(path), ModelFile, what="a model card")
 
 
-def _card(file: _ModelFile) -> ModelCard:
-    parameters = _parameters(file)
+def _card(file: ModelFile) -> ModelCard:
+    parameters = file.parameters()
     return ModelCard(
         name=file.name,
         aliases=file.aliases,
@@ -256,44 +184,12 @@ def _card(file: _ModelFile) -> ModelCard:
         experts=file.experts,
         experts_per_token=file.experts_per_token,
         expert_intermediate=file.expert_intermediate,
-        kv_groups=tuple(KvGroup(layers=group.layers, window=group.window) for group in file.kv_groups),
+        latent=file.latent_attention(),
+        linear=file.linear_attention(),
+        kv_groups=tuple(group.to_group() for group in file.kv_groups),
         max_model_len=file.max_model_len,
         native_precision=file.native_precision,
         parameters=parameters,
-        precisions={name: _weight_bytes(parameters, bits) for name, bits in file.precisions.items()},
+        precisions={name: weight_bytes(parameters, bits) for name, bits in file.bits().items()},
         sources={field: entry.to_source() for field, entry in file.sources.items()},
     )
-
-
-def _parameters(file: _ModelFile) -> Parameters:
-    query, key_value = file.heads * file.head_dim, 2 * file.kv_heads * file.head_dim
-    attention = file.hidden * (query + key_value) + query * file.hidden
-    if file.attention_bias:
-        attention += query + key_value + file.hidden
-    if file.attention_sinks:
-        attention += file.heads
-    norms = 2 * file.hidden
-    if file.experts is None or file.expert_intermediate is None:
-        mlp, expert, expert_bias = 3 * file.hidden * file.intermediate, 0, 0
-    else:
-        mlp = file.experts * file.hidden + (file.experts if file.expert_bias else 0)  # the router
-        expert = file.experts * 3 * file.hidden * file.expert_intermediate
-        expert_bias = file.experts * (2 * file.expert_intermediate + file.hidden) if file.expert_bias else 0
-    return Parameters(
-        embedding=file.vocab * file.hidden * (1 if file.tied_embeddings else 2),
-        dense=file.layers * (attention + mlp + norms) + file.hidden,
-        expert=file.layers * expert,
-        expert_bias=file.layers * expert_bias,
-    )
-
-
-def _weight_bytes(parameters: Parameters, bits: _Bits) -> WeightBytes:
-    return WeightBytes(
-        dense_bytes=_bytes(parameters.dense, bits.dense_bits),
-        expert_bytes=_bytes(parameters.expert, bits.expert_bits or 0) + 2 * parameters.expert_bias,
-        embedding_bytes=_bytes(parameters.embedding, bits.embedding_bits),
-    )
-
-
-def _bytes(weights: int, bits: float) -> int:
-    return round(weights * Fraction(bits) / 8)

@@ -6,13 +6,16 @@
              + sequence_s x sampled + kv_s x K + window_kv_s x K_w                     decode attention reads the cache
              + attention_s x A + window_attention_s x A_w                              prefill attention
 
-K is the number of cached tokens that the decoding sequences read (K_w cut to the sliding window), A the (query, key)
-pairs of the prompt chunks. A mixture-of-experts step reads the experts its tokens touch. Routers have favourites: when
+K is the number of cached tokens that the decoding sequences read (K_w cut to the sliding window, or to what sparse
+attention picks), A the (query, key) pairs of the prompt chunks. What of a token, a sequence or a weight a rank holds is
+the card's to say (`ModelCard.kv_share`, `state_bytes`): linear-attention layers read and write a state per sequence and
+step. A mixture-of-experts step reads the experts its tokens touch. Routers have favourites: when
 the popularity of experts follows a gamma law of shape s, n tokens touch E (1 - (1 + k n / (E s))^-s) of E experts (s to
 infinity: all alike; the probes of DeepSeek-R1's routers in AMD-AGI/Infera, deepseek_v3.yaml, follow s = 3 within about
 2 %). Every efficiency is fitted (`calibration.py`). Source of the form: design 4.3, which has one effective-expert
 factor in place of s; a factor rises too late and saturates too soon (gpt-oss-120b: worst row 6 % against 3 %). Left
-out: CUDA graph padding (its steps are within the fitted terms), pipeline parallelism, expert parallelism.
+out: CUDA graph padding (its steps are within the fitted terms), pipeline parallelism, expert parallelism, the
+arithmetic of decoding (with latent attention and all heads on few ranks it can outlast the reading).
 """
 
 from __future__ import annotations
@@ -158,9 +161,9 @@ def all_reduce_s(curve: AllReduce, message_bytes: Floats) -> Floats:
 def matrix_rate_flops(node: Node, card: ModelCard, precision: str) -> float:
     """Dense matrix rate that a precision's efficiency refers to: measured where there is one, else the vendor's.
 
-    MXFP4 experts multiply 16-bit activations (A16W4, as gpt-oss was trained), so theirs is the BF16 rate.
+    Which type multiplies is the card's to say: gpt-oss's MXFP4 experts multiply 16-bit activations (A16W4).
     """
-    key = "bf16" if precision == "mxfp4" and card.experts is not None else {"mxfp4": "fp4"}.get(precision, precision)
+    key = card.weight_bytes(precision).multiplied_in
     if key not in node.flops:  # the GPU computes in the next wider type
         key = "fp8" if key == "fp4" and "fp8" in node.flops else "bf16"
     return float(node.measured_flops.get(key, node.flops[key]))
@@ -198,8 +201,10 @@ def build_step_time(
     head_bytes = (
         weights.embedding_bytes / 2 if card.parameters.embedding > card.vocab * card.hidden else weights.embedding_bytes
     )
-    read_bytes = np.full(max_tokens + 1, (weights.dense_bytes + head_bytes) / tp)
-    active = card.parameters.dense + card.vocab * card.hidden
+    shared_out = (weights.dense_bytes - weights.replicated_bytes + head_bytes) / tp
+    read_bytes = np.full(max_tokens + 1, shared_out + weights.replicated_bytes)
+    replicated = card.parameters.replicated
+    active = card.parameters.dense - replicated + card.vocab * card.hidden
     if card.experts is not None and card.experts_per_token is not None:
         share = card.experts_per_token / card.experts
         touched = experts_touched(tokens * share, shared.expert_popularity_shape)
@@ -207,7 +212,8 @@ def build_step_time(
         active += round(card.parameters.expert * share)
     hbm = node.hbm_rate_bytes_per_s
     read_s = read_bytes / (hbm * terms.weight_efficiency)
-    token_s = 2.0 * active / tp / (matrix_rate_flops(node, card, precision) * terms.flop_efficiency)
+    flop_rate = matrix_rate_flops(node, card, precision) * terms.flop_efficiency
+    token_s = (2.0 * active / tp + 2.0 * replicated) / flop_rate
     power = shared.smooth_exponent
     exchange_s = np.zeros(max_tokens + 1)
     if tp > 1 and all_reduce is not None:
@@ -216,28 +222,33 @@ def build_step_time(
     mixed_s = decode_s + terms.prefill_floor_s
     decode_s[0] = mixed_s[0] = 0.0
 
-    heads_share = max(1, card.kv_heads // tp) / card.kv_heads
-    kv_bytes = card.kv_bytes_per_token(kv_bytes_per_element(kv_cache_dtype))
-    per_byte_s = heads_share / (hbm * terms.kv_efficiency)
-    per_pair_s = 4.0 * card.heads * card.head_dim / tp / (float(node.flops["bf16"]) * terms.attention_efficiency)
-    windows = [group.window for group in card.kv_groups if group.window is not None]
-    full_kv = sum(b for b, group in zip(kv_bytes, card.kv_groups, strict=True) if group.window is None)
-    window_kv = sum(b for b, group in zip(kv_bytes, card.kv_groups, strict=True) if group.window is not None)
-    full_layers = sum(group.layers for group in card.kv_groups if group.window is None)
+    element = kv_bytes_per_element(kv_cache_dtype)
+    kv_rate = hbm * terms.kv_efficiency
+    per_byte_s = card.kv_share(tp) / kv_rate
+    per_pair_s = card.attention_flop_per_pair / tp / (float(node.flops["bf16"]) * terms.attention_efficiency)
+    index_pair_s = card.index_flop_per_pair(tp) / (float(node.flops["bf16"]) * terms.attention_efficiency)
+    window = card.read_window_tokens
+    full_kv, window_kv, full_layers, window_layers = 0.0, 0.0, 0.0, 0.0
+    for group, kv_bytes in zip(card.kv_groups, card.kv_bytes_per_token(element), strict=True):
+        if group.read_limit is None:
+            full_kv, full_layers = full_kv + kv_bytes, full_layers + group.layers
+        else:  # the kernel knows one window; a shorter one reads its share of it
+            share = group.read_limit / window
+            window_kv, window_layers = window_kv + kv_bytes * share, window_layers + group.layers * share
     return StepTimeModel(
         decode_s=decode_s,
         mixed_s=mixed_s,
-        sequence_s=terms.sequence_s,
-        kv_s=full_kv * per_byte_s,
+        sequence_s=terms.sequence_s + 2 * card.state_bytes / tp / kv_rate,
+        kv_s=full_kv * per_byte_s + card.index_bytes_per_token(element) / kv_rate,
         window_kv_s=window_kv * per_byte_s,
-        attention_s=per_pair_s * full_layers,
-        window_attention_s=per_pair_s * (card.layers - full_layers),
+        attention_s=per_pair_s * full_layers + index_pair_s,
+        window_attention_s=per_pair_s * window_layers,
         prefill_request_s=0.0,
         host_s=shared.host_s,
         host_sequence_s=shared.host_sequence_s,
         sync_s=shared.sync_s,
         request_overhead_s=shared.request_overhead_s,
-        window_tokens=max(windows, default=0),
+        window_tokens=window,
     )
 
 
