@@ -197,14 +197,17 @@ def simulate(
 @profile.command("list")
 def profile_list(
     markdown: Annotated[bool, typer.Option("--markdown", help="All errors of all profiles, as a table.")] = False,
+    choices: Annotated[
+        bool, typer.Option("--choices", help="Choices made by predictions of rows left out, as a table.")
+    ] = False,
 ) -> None:
     """List the shipped profiles with their typical error."""
     from hardware_profiles.profile import list_profiles, load_profile
-    from planner.profile_table import as_markdown
+    from planner.profile_table import as_markdown, choices_as_markdown
 
     profiles = [load_profile(name) for name in list_profiles()]
-    if markdown:
-        typer.echo(as_markdown(profiles), nl=False)
+    if markdown or choices:
+        typer.echo(choices_as_markdown(profiles) if choices else as_markdown(profiles), nl=False)
         return
     for held in profiles:
         errors = held.errors.get("in sample", {})

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from hardware_profiles.fit_evidence import load_residuals
 from hardware_profiles.profile import HardwareProfile
+from planner.held_out_choices import CHOICE_COLUMNS, choice_rows
 
-__all__ = ["COLUMNS", "as_markdown", "table_row"]
+__all__ = ["COLUMNS", "as_markdown", "choices_as_markdown", "table_row"]
 
 EVALUATIONS = ("in sample", "leave one concurrency out", "leave one shape out", "leave one TP out")
 METRICS = ("tpot", "throughput", "ttft")
@@ -54,6 +55,15 @@ def _coverage(profile: HardwareProfile) -> str:
 
 
 def as_markdown(profiles: Sequence[HardwareProfile]) -> str:
-    """The table for a documentation page."""
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(table_row(profile) for profile in profiles)]
+    """The table of errors for a documentation page."""
+    return _markdown(COLUMNS, [table_row(profile) for profile in profiles])
+
+
+def choices_as_markdown(profiles: Sequence[HardwareProfile]) -> str:
+    """The table of choices made by predictions of rows left out (`held_out_choices.py`)."""
+    return _markdown(CHOICE_COLUMNS, [row for profile in profiles for row in choice_rows(profile)])
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---" for _ in columns], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
