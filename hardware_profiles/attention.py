@@ -21,9 +21,13 @@ class IndexKeys:
     """Short keys by which sparse attention chooses what to read: one a token and layer, on every rank."""
 
     heads: int
-    "Index query heads; ranks share them like KV heads."
+    "Index query heads."
     dim: int
     "Width of an index key."
+    bytes: int
+    "Stored bytes of a key; the KV cache's type does not change them."
+    split: bool = False
+    "Whether ranks share the query heads, as KV heads; else every rank scores with all of them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ def kv_bytes_per_element(kv_cache_dtype: str) -> int:
 def kv_bytes_per_token_per_rank(model: ModelCard, tensor_parallel_size: int, bytes_per_element: int) -> int:
     """Bytes a token in all layers takes on one rank, index keys included (`ModelCard.kv_share`)."""
     whole = sum(model.kv_bytes_per_token(bytes_per_element))
-    return round(whole * model.kv_share(tensor_parallel_size)) + model.index_bytes_per_token(bytes_per_element)
+    return round(whole * model.kv_share(tensor_parallel_size)) + model.index_bytes_per_token
 
 
 def tensor_parallel_problem(model: ModelCard, tensor_parallel_size: int) -> str | None:

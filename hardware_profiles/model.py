@@ -102,10 +102,10 @@ class ModelCard:
         """Share of those bytes on one rank: KV heads are copied once TP exceeds them, one latent vector always is."""
         return max(1, self.kv_heads // tensor_parallel_size) / self.kv_heads
 
-    def index_bytes_per_token(self, kv_bytes_per_element: int = 2) -> int:
+    @property
+    def index_bytes_per_token(self) -> int:
         """Bytes of a token's index keys, on every rank alike; a query reads those of all tokens."""
-        indexed = [(group.layers, group.index) for group in self.kv_groups if group.index is not None]
-        return sum(layers * index.dim * kv_bytes_per_element for layers, index in indexed)
+        return sum(group.layers * group.index.bytes for group in self.kv_groups if group.index is not None)
 
     @property
     def state_bytes(self) -> int:
@@ -124,8 +124,13 @@ class ModelCard:
 
     def index_flop_per_pair(self, tensor_parallel_size: int) -> int:
         """Operations of all layers' indexers on one rank for one (query, key) pair, whether it is then read or not."""
-        indexed = [(group.layers, group.index) for group in self.kv_groups if group.index is not None]
-        return sum(layers * 2 * max(1, index.heads // tensor_parallel_size) * index.dim for layers, index in indexed)
+        flop = 0
+        for group in self.kv_groups:
+            if group.index is not None:
+                heads = group.index.heads
+                rank_heads = max(1, heads // tensor_parallel_size) if group.index.split else heads
+                flop += group.layers * 2 * rank_heads * group.index.dim
+        return flop
 
 
 def list_model_cards() -> tuple[str, ...]:

@@ -29,6 +29,8 @@ class _Entry(BaseModel):
 class _IndexEntry(_Entry):
     heads: _Count
     dim: _Count
+    bytes: _Count
+    split: bool = False
 
 
 class _KvGroupEntry(_Entry):
@@ -38,7 +40,7 @@ class _KvGroupEntry(_Entry):
     index: _IndexEntry | None = None
 
     def to_group(self) -> KvGroup:
-        index = None if self.index is None else IndexKeys(heads=self.index.heads, dim=self.index.dim)
+        index = None if self.index is None else IndexKeys(**self.index.model_dump())
         return KvGroup(layers=self.layers, window=self.window, reads=self.reads, index=index)
 
 

@@ -239,7 +239,7 @@ def build_step_time(
         decode_s=decode_s,
         mixed_s=mixed_s,
         sequence_s=terms.sequence_s + 2 * card.state_bytes / tp / kv_rate,
-        kv_s=full_kv * per_byte_s + card.index_bytes_per_token(element) / kv_rate,
+        kv_s=full_kv * per_byte_s + card.index_bytes_per_token / kv_rate,
         window_kv_s=window_kv * per_byte_s,
         attention_s=per_pair_s * full_layers + index_pair_s,
         window_attention_s=per_pair_s * window_layers,
