@@ -4,6 +4,8 @@
 - *Latent attention* (MLA, DeepSeek-V2, arXiv 2405.04434) keeps one vector of ``kv_rank + rope_dim`` elements for all
   heads, so every rank holds it whole (vLLM 0.32 `MLAAttentionSpec`: one KV head, no factor of 2 for values).
 - *Sparse attention* keeps every token and reads at most ``reads`` of them; an index key per token is read for all.
+- *Compressed attention* (DeepSeek-V4) keeps one entry for ``tokens_per_entry`` tokens, and the last tokens as they are
+  in a *branch*: a second, short cache of the same layers.
 - *Gated linear attention* (Gated DeltaNet, arXiv 2412.06464) keeps a state of constant size a sequence and no KV.
 
 Left out: scales inside a cache row, and states kept at block ends for prefix caching.
@@ -41,7 +43,11 @@ class KvGroup:
     reads: int | None = None
     "Most tokens one query reads, though all are kept (sparse attention); None = all that are kept."
     index: IndexKeys | None = None
-    "Index keys beside keys and values; None = there are none."
+    "Index keys, one an entry; None = there are none."
+    tokens_per_entry: int = 1
+    "Tokens that share one entry of the cache."
+    branch: bool = False
+    "A second cache of layers that other groups count; what it holds is set aside for every sequence."
 
     @property
     def read_limit(self) -> int | None:
@@ -63,7 +69,13 @@ class LatentAttention:
     rope_dim: int
     "``qk_rope_head_dim``: part with position; its key is shared by all heads."
     value_dim: int
-    "``v_head_dim``: width of a value head."
+    "``v_head_dim``: width of a value head; ``width`` where heads attend to the vector itself, which nothing expands."
+    output_rank: int | None = None
+    "``o_lora_rank``: groups of heads are projected to this width first; None = one output projection."
+    output_groups: int = 1
+    "``o_groups``: number of those groups."
+    fp8_bytes: int | None = None
+    "Bytes of a vector in an 8-bit cache where not one an element; None = one an element."
 
     @property
     def width(self) -> int:
@@ -76,8 +88,19 @@ class LatentAttention:
         query = hidden * query_width
         if self.q_rank is not None:
             query = hidden * self.q_rank + self.q_rank + self.q_rank * query_width
-        key_value = hidden * self.width + self.kv_rank + self.kv_rank * heads * (self.nope_dim + self.value_dim)
-        return query + key_value + heads * self.value_dim * hidden
+        key_value = hidden * self.width + self.kv_rank
+        if self.value_dim != self.width:
+            key_value += self.kv_rank * heads * (self.nope_dim + self.value_dim)
+        output = heads * self.value_dim * hidden
+        if self.output_rank is not None:
+            output = (heads * self.value_dim + self.output_groups * hidden) * self.output_rank
+        return query + key_value + output
+
+    def vector_bytes(self, kv_bytes_per_element: int) -> int:
+        """Stored bytes of the vector of one token (or entry) in one layer."""
+        if kv_bytes_per_element == 1 and self.fp8_bytes is not None:
+            return self.fp8_bytes
+        return self.width * kv_bytes_per_element
 
     def replicated_weights(self, hidden: int) -> int:
         """Those of them on every rank: the projections into the latent vectors (vLLM 0.32 deepseek_v2.py)."""

@@ -115,7 +115,8 @@ def kv_bytes_per_element(kv_cache_dtype: str) -> int:
 
 def kv_bytes_per_token_per_rank(model: ModelCard, tensor_parallel_size: int, bytes_per_element: int) -> int:
     """Bytes a token in all layers takes on one rank, index keys included (`ModelCard.kv_share`)."""
-    whole = sum(model.kv_bytes_per_token(bytes_per_element))
+    by_group = zip(model.kv_groups, model.kv_bytes_per_token(bytes_per_element), strict=True)
+    whole = sum(kv_bytes for group, kv_bytes in by_group if not group.branch)
     return round(whole * model.kv_share(tensor_parallel_size)) + model.index_bytes_per_token
 
 
@@ -213,8 +214,9 @@ def kv_ledger(
     if problem := tensor_parallel_problem(model, tensor_parallel_size):
         raise ValueError(problem)
     element = kv_bytes_per_element(kv_cache_dtype)
-    windows = tuple(dict.fromkeys(group.window for group in model.kv_groups))  # what is kept alike is stored alike
-    kept = [sum(group.layers for group in model.kv_groups if group.window == window) for window in windows]
+    paged = [group for group in model.kv_groups if not group.branch]
+    windows = tuple(dict.fromkeys(group.window for group in paged))  # what is kept alike is stored alike
+    kept = [sum(group.layers for group in paged if group.window == window) for window in windows]
     groups = [KvGroup(layers=layers, window=window) for layers, window in zip(kept, windows, strict=True)]
     group_size, group_counts = vllm_kv_group_sizes(groups)
     full, sliding_blocks = 0, 0
@@ -231,7 +233,7 @@ def kv_ledger(
             *_weight_lines(node, model, precision, tensor_parallel_size),
             _activation_line(model, tensor_parallel_size, max_num_batched_tokens, max_num_seqs),
             _reserve_line(node, tensor_parallel_size),
-            *_state_lines(model, tensor_parallel_size, max_num_seqs),
+            *_state_lines(model, tensor_parallel_size, max_num_seqs, element),
         ],
         block_bytes=block_bytes,
         block_size=block_size,
@@ -300,11 +302,13 @@ def _reserve_line(node: Node, tp: int) -> LedgerLine:
     return _line("runtime reserve", -(alone if tp == 1 else parallel), "assumed", note)
 
 
-def _state_lines(model: ModelCard, tp: int, max_num_seqs: int) -> list[LedgerLine]:
-    if not model.state_bytes:
+def _state_lines(model: ModelCard, tp: int, max_num_seqs: int, element: int) -> list[LedgerLine]:
+    by_group = zip(model.kv_groups, model.kv_bytes_per_token(element), strict=True)
+    branches = sum(kv_bytes * (group.window or 0) for group, kv_bytes in by_group if group.branch)
+    rank_bytes = math.ceil(model.state_bytes / tp) + model.sequence_bytes + round(branches * model.kv_share(tp))
+    if rank_bytes == 0:
         return []
-    rank_bytes = math.ceil(model.state_bytes / tp)
-    note = f"linear attention: {max_num_seqs} sequences x {rank_bytes} B"
+    note = f"what a sequence keeps whatever its length: {max_num_seqs} sequences x {rank_bytes} B"
     return [_line("sequence states", -max_num_seqs * rank_bytes, "derived", note)]
 
 

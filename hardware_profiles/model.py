@@ -1,8 +1,7 @@
 """A model card is a model's shape: what decides the bytes of its weights and KV cache and the arithmetic of one token.
 
 Weights are counted by part (`weights.py`), what a token or a sequence leaves behind by kind of attention
-(`attention.py`); `model_file.py` is the card on disk. Not modelled: Mamba layers, encoders, LoRA, layers whose KV cache
-is compressed over tokens (DeepSeek-V4).
+(`attention.py`); `model_file.py` is the card on disk. Not modelled: Mamba layers, encoders, LoRA.
 """
 
 from __future__ import annotations
@@ -69,6 +68,8 @@ class ModelCard:
     "Linear-attention layers; None = there are none."
     kv_groups: tuple[KvGroup, ...]
     "Layers grouped by their KV cache; with the linear layers they add up to ``layers``."
+    sequence_bytes: int
+    "Bytes a sequence keeps on every rank besides its KV cache and the states of linear attention."
     max_model_len: int
     "Longest sequence the model was made for, in tokens."
     native_precision: str
@@ -95,8 +96,10 @@ class ModelCard:
         size, and the KV cache's element size is its own: INT8 or MXFP4 weights leave it at 16 bits. In a sliding group
         only the last ``window`` tokens stay. Index keys come on top (`index_bytes_per_token`).
         """
-        width = 2 * self.kv_heads * self.head_dim if self.latent is None else self.latent.width
-        return tuple(width * kv_bytes_per_element * group.layers for group in self.kv_groups)
+        entry = 2 * self.kv_heads * self.head_dim * kv_bytes_per_element
+        if self.latent is not None:
+            entry = self.latent.vector_bytes(kv_bytes_per_element)
+        return tuple(entry * group.layers // group.tokens_per_entry for group in self.kv_groups)
 
     def kv_share(self, tensor_parallel_size: int) -> float:
         """Share of those bytes on one rank: KV heads are copied once TP exceeds them, one latent vector always is."""
@@ -105,11 +108,15 @@ class ModelCard:
     @property
     def index_bytes_per_token(self) -> int:
         """Bytes of a token's index keys, on every rank alike; a query reads those of all tokens."""
-        return sum(group.layers * group.index.bytes for group in self.kv_groups if group.index is not None)
+        return sum(
+            group.layers * group.index.bytes // group.tokens_per_entry
+            for group in self.kv_groups
+            if group.index is not None
+        )
 
     @property
     def state_bytes(self) -> int:
-        """Bytes a sequence keeps whatever its length; ranks share them."""
+        """Bytes of linear attention's states of a sequence, whatever its length; ranks share them."""
         return 0 if self.linear is None else self.linear.state_bytes
 
     @property
@@ -129,7 +136,7 @@ class ModelCard:
             if group.index is not None:
                 heads = group.index.heads
                 rank_heads = max(1, heads // tensor_parallel_size) if group.index.split else heads
-                flop += group.layers * 2 * rank_heads * group.index.dim
+                flop += group.layers * 2 * rank_heads * group.index.dim // group.tokens_per_entry
         return flop
 
 
@@ -192,6 +199,7 @@ def _card(file: ModelFile) -> ModelCard:
         latent=file.latent_attention(),
         linear=file.linear_attention(),
         kv_groups=tuple(group.to_group() for group in file.kv_groups),
+        sequence_bytes=file.sequence_bytes,
         max_model_len=file.max_model_len,
         native_precision=file.native_precision,
         parameters=parameters,

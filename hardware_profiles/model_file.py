@@ -38,10 +38,19 @@ class _KvGroupEntry(_Entry):
     window: _Count | None = None
     reads: _Count | None = None
     index: _IndexEntry | None = None
+    tokens_per_entry: _Count = 1
+    branch: bool = False
 
     def to_group(self) -> KvGroup:
         index = None if self.index is None else IndexKeys(**self.index.model_dump())
-        return KvGroup(layers=self.layers, window=self.window, reads=self.reads, index=index)
+        return KvGroup(
+            layers=self.layers,
+            window=self.window,
+            reads=self.reads,
+            index=index,
+            tokens_per_entry=self.tokens_per_entry,
+            branch=self.branch,
+        )
 
 
 class _LatentEntry(_Entry):
@@ -50,6 +59,9 @@ class _LatentEntry(_Entry):
     nope_dim: _Count
     rope_dim: _Count
     value_dim: _Count
+    output_rank: _Count | None = None
+    output_groups: _Count = 1
+    fp8_bytes: _Count | None = None
 
 
 class _LinearEntry(_Entry):
@@ -98,6 +110,8 @@ class ModelFile(_Entry):
     qk_norm: Literal["per_head", "per_layer"] | None = None
     expert_bias: bool = False
     tied_embeddings: bool = False
+    extra_weights: int = Field(default=0, ge=0)
+    sequence_bytes: int = Field(default=0, ge=0)
     kv_groups: tuple[_KvGroupEntry, ...] = Field(min_length=1)
     max_model_len: _Count
     native_precision: str
@@ -119,7 +133,9 @@ class ModelFile(_Entry):
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.latent is not None and self.kv_heads != 1:
             raise ValueError(f"kv_heads {self.kv_heads}: latent attention keeps one vector for all heads; write 1")
-        total = sum(group.layers for group in self.kv_groups)
+        total = sum(group.layers for group in self.kv_groups if not group.branch)
+        if any(group.branch and group.window is None for group in self.kv_groups):
+            raise ValueError("a branch without a window would keep all tokens twice; give it one")
         if self.linear is None and total != self.layers:
             raise ValueError(f"kv_groups hold {total} layers, the model has {self.layers}; they must add up")
         if self.linear is not None and total + self.linear.layers != self.layers:
@@ -158,11 +174,14 @@ class ModelFile(_Entry):
         return found
 
     def parameters(self) -> Parameters:
-        """Weights by part: ``layers`` of attention, of MLP or router and experts, and of two norms; the last norm."""
+        """Weights by part: ``layers`` of attention, of MLP or router and experts, and of two norms; the last norm.
+
+        ``extra_weights`` are what no other field counts (a card says what), whole on every rank.
+        """
         moe_layers = 0 if self.experts is None else self.layers - self.dense_layers
         mlp = (self.layers - moe_layers) * 3 * self.hidden * self.intermediate
         mlp += moe_layers * self.shared_intermediate * 3 * self.hidden
-        dense = mlp + self._attention() + self.layers * 2 * self.hidden + self.hidden
+        dense = mlp + self._attention() + self.layers * 2 * self.hidden + self.hidden + self.extra_weights
         expert = expert_bias = 0
         if self.experts is not None and self.expert_intermediate is not None:
             router = self.experts * self.hidden + (self.experts if self.expert_bias or self.router_bias else 0)
@@ -170,13 +189,14 @@ class ModelFile(_Entry):
             expert = self.experts * 3 * self.hidden * self.expert_intermediate
             expert_bias = self.experts * (2 * self.expert_intermediate + self.hidden) if self.expert_bias else 0
         latent = self.latent_attention()
+        replicated = 0 if latent is None else self.layers * latent.replicated_weights(self.hidden)
         return Parameters(
             embedding=self.vocab * self.hidden * (1 if self.tied_embeddings else 2),
             dense=dense,
             expert=moe_layers * expert,
             expert_bias=moe_layers * expert_bias,
             mlp=mlp,
-            replicated=0 if latent is None else self.layers * latent.replicated_weights(self.hidden),
+            replicated=replicated + self.extra_weights,
         )
 
     def _attention(self) -> int:

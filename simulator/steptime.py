@@ -230,11 +230,12 @@ def build_step_time(
     window = card.read_window_tokens
     full_kv, window_kv, full_layers, window_layers = 0.0, 0.0, 0.0, 0.0
     for group, kv_bytes in zip(card.kv_groups, card.kv_bytes_per_token(element), strict=True):
+        layers = group.layers / group.tokens_per_entry
         if group.read_limit is None:
-            full_kv, full_layers = full_kv + kv_bytes, full_layers + group.layers
+            full_kv, full_layers = full_kv + kv_bytes, full_layers + layers
         else:  # the kernel knows one window; a shorter one reads its share of it
             share = group.read_limit / window
-            window_kv, window_layers = window_kv + kv_bytes * share, window_layers + group.layers * share
+            window_kv, window_layers = window_kv + kv_bytes * share, window_layers + layers * share
     return StepTimeModel(
         decode_s=decode_s,
         mixed_s=mixed_s,
