@@ -10,17 +10,24 @@ from typing import Any
 
 from planner.check_points import Judgement
 from planner.profile_check import CheckedRow, ProfileCheck
+from simulator.benchmark_inputs import Imported
 from simulator.benchmark_rows import METRICS
 
 __all__ = ["write_check"]
 
 
-def write_check(check: ProfileCheck, judgement: Judgement, path: Path) -> None:
+def write_check(check: ProfileCheck, judgement: Judgement, path: Path, *, read: Imported) -> None:
     """Write it."""
     quality = judgement.choices
     found = {
         "profile": check.profile.name,
         "rows_used_in_the_fit": sum(row.used for row in check.rows) if check.fit_known else None,
+        "read": {
+            "rows": read.read,
+            "kept": len(read.rows),
+            "left_out": dict(read.left_out),
+            "files_not_read": read.not_read,
+        },
         "left_out": dict(check.left_out),
         "rows": [_row(row) for row in check.rows],
         "errors": {

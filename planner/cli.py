@@ -36,6 +36,17 @@ Servers = Annotated[int, typer.Option(help="Servers that carry the traffic.", mi
 AllowOtherEngine = Annotated[
     bool, typer.Option("--allow-other-engine", help="Use profiles of engines other than vLLM that the scenario names.")
 ]
+Inputs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RESULTS",
+        help="Tidy CSV, JSON of `vllm bench serve --save-result`, InferenceX results or dump, or folders of these.",
+        show_default=False,
+    ),
+]
+TensorParallel = Annotated[
+    int | None, typer.Option(help="Tensor-parallel size, for results that do not say it.", min=1, show_default=False)
+]
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
@@ -230,10 +241,11 @@ def profile_show(name: Annotated[str, typer.Argument(help="Name, prefix, or file
 @profile.command("fit")
 @interruptible
 def profile_fit(
-    rows: Annotated[list[Path], typer.Argument(help="Measured rows: tidy CSV files.", show_default=False)],
+    inputs: Inputs,
     node: Annotated[str, typer.Option(help="Node type, e.g. mi355x.", show_default=False)],
     model: Annotated[str, typer.Option(help="Model card, e.g. gpt-oss-120b.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Profile to write (.yaml).", show_default=False)],
+    tp: TensorParallel = None,
     precision: Annotated[
         str | None, typer.Option(help="Precision of the weights, e.g. mxfp4.", show_default="the rows' only one")
     ] = None,
@@ -252,15 +264,16 @@ def profile_fit(
     Example: goodfleet profile fit hardware_profiles/measurements/mi355x-gpt-oss-120b-mxfp4.csv --node mi355x
     --model gpt-oss-120b --precision mxfp4 --out out/profile.yaml
     """
-    from planner.output_path import refuse_input, refuse_unwritable
+    from planner.output_path import files_in, refuse_input, refuse_unwritable
     from planner.profile_view import fit_to_file
 
-    refuse_input(out, "--out", [file for file in (*rows, *filter(None, [all_reduce])) if file.is_file()])
+    refuse_input(out, "--out", files_in([*inputs, *filter(None, [all_reduce])]))
     refuse_unwritable(out, "--out")
     fit_to_file(
-        rows,
+        inputs,
         node=node,
         model=model,
+        tp=tp,
         precision=precision,
         engine=engine,
         variant=variant,
@@ -275,9 +288,8 @@ def profile_fit(
 @interruptible
 def profile_check(
     name: Annotated[str, typer.Argument(metavar="PROFILE", help="Name, prefix, or file.", show_default=False)],
-    rows: Annotated[
-        list[Path], typer.Argument(metavar="ROWS", help="Measured rows: tidy CSV files.", show_default=False)
-    ],
+    inputs: Inputs,
+    tp: TensorParallel = None,
     unused_only: Annotated[bool, typer.Option("--unused-only", help="Leave out rows used in the fit.")] = False,
     max_median_error: Annotated[
         float | None,
@@ -304,22 +316,26 @@ def profile_check(
     from planner.check_file import write_check
     from planner.check_points import judge
     from planner.check_view import metric_lines, print_check
-    from planner.output_path import refuse_input, refuse_unwritable
+    from planner.output_path import files_in, refuse_input, refuse_unwritable
     from planner.profile_check import check_profile, error_figures, refuse_not_a_fraction, refuse_not_positive
-    from simulator.benchmark_rows import read_rows
+    from simulator.benchmark_inputs import read_inputs
 
     refuse_not_a_fraction(max_median_error, "--max-median-error")
     for limit_ms in (*(tpot_limit_ms or ()), ttft_limit_ms):
         refuse_not_positive(limit_ms, "--tpot-limit-ms and --ttft-limit-ms")
     loaded = load_profile(name)
     if json_out is not None:
-        refuse_input(json_out, "--json", [file for file in (loaded.path, *rows) if file.is_file()])
+        refuse_input(json_out, "--json", files_in([loaded.path, *inputs]))
         refuse_unwritable(json_out, "--json")
-    found = check_profile(loaded, [row for path in rows for row in read_rows(path)], unused_only=unused_only)
+    given = {"gpu": loaded.node, "model": loaded.model, "precision": loaded.precision, "framework": loaded.engine}
+    read = read_inputs(inputs, given=given | {"tp": str(tp or "")})
+    for line in read.account():
+        typer.echo(line)
+    found = check_profile(loaded, read.rows, unused_only=unused_only)
     limits_s = [limit_ms / 1e3 for limit_ms in tpot_limit_ms or ()]
     judgement = judge(found.rows, limits_s, None if ttft_limit_ms is None else ttft_limit_ms / 1e3)
     if json_out is not None:
-        write_check(found, judgement, json_out)
+        write_check(found, judgement, json_out, read=read)
     print_check(found, judgement, console())
     figures = error_figures(found.rows)
     for line in metric_lines(figures):

@@ -10,7 +10,7 @@ from hardware_profiles.errors import InputError
 from simulator.scenario import LoadedScenario
 from simulator.traffic import TraceTraffic
 
-__all__ = ["input_files", "refuse_input", "refuse_unwritable", "refuse_unwritable_folder"]
+__all__ = ["files_in", "input_files", "refuse_input", "refuse_unwritable", "refuse_unwritable_folder"]
 
 
 def input_files(loaded: LoadedScenario) -> tuple[Path, ...]:
@@ -20,6 +20,11 @@ def input_files(loaded: LoadedScenario) -> tuple[Path, ...]:
     named += [w.traffic.trace for w in scenario.workloads.values() if isinstance(w.traffic, TraceTraffic)]
     found = [loaded.path, *(loaded.path.parent / name for name in named)]
     return tuple(path for path in found if path.is_file())
+
+
+def files_in(paths: Iterable[Path]) -> list[Path]:
+    """The files among some paths, and those in their folders."""
+    return [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
 
 
 def refuse_input(path: Path, option: str, inputs: Iterable[Path]) -> None:

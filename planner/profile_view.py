@@ -185,10 +185,11 @@ def _print_split(profile: HardwareProfile, gpus: int, console: Console) -> None:
 
 
 def fit_to_file(
-    rows: list[Path],
+    inputs: list[Path],
     *,
     node: str,
     model: str,
+    tp: int | None,
     precision: str | None,
     engine: str,
     variant: str,
@@ -197,21 +198,30 @@ def fit_to_file(
     seed: int,
     leave_out: bool,
 ) -> None:
-    """`profile fit`: read rows, fit, write the profile and its residuals."""
+    """`profile fit`: read results, say what was read, fit, write the profile and its residuals."""
     from planner.progress import shown
-    from simulator.benchmark_rows import only_precision, read_rows
+    from simulator.benchmark_inputs import read_inputs
+    from simulator.benchmark_rows import only_precision
     from simulator.calibration import fit_profile, write_profile
 
     if out.suffix not in (".yaml", ".yml"):
         raise InputError(f"{out} is no .yaml file; --out names the profile to write")
-    card = load_model_card(model)
-    measured = [row for path in rows for row in read_rows(path)]
+    machine, card = load_node(node), load_model_card(model)
+    given = {"gpu": machine.name, "framework": engine, "tp": str(tp or ""), "precision": precision or ""}
+    found = read_inputs(inputs, given=given)
+    if not found.rows:
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out)
+        raise InputError(f"none of {found.read:,} rows can be used: {reasons}")
+    served = precision_name(precision or only_precision(found.rows, card=card, engine=engine))
+    used = found.used_for(node=machine, card=card, precision=served, engine=engine, variant=variant)
+    for line in (*used.account(), *used.doubts()):
+        Console().print(line, highlight=False, markup=False, soft_wrap=True)
     with shown(quiet=False) as progress:
         fitted = fit_profile(
-            measured,
-            node=load_node(node),
+            found.rows,
+            node=machine,
             card=card,
-            precision=precision_name(precision or only_precision(measured, card=card, engine=engine)),
+            precision=served,
             engine=engine,
             variant=variant,
             all_reduce=all_reduce,

@@ -41,6 +41,7 @@ from simulator.littles_law import decode_occupancy, judged, suspect
 __all__ = [
     "METRICS",
     "BenchmarkRow",
+    "NotRows",
     "RowFile",
     "decode_occupancy",
     "is_complete",
@@ -78,6 +79,10 @@ NOTES = {
     "engine": False,
 }
 """Keys of the lines before the header; True = may stand more than once."""
+
+
+class NotRows(InputError):
+    """A file that holds no rows at all, which is no mistake where a folder was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +177,7 @@ def read_table(path: Path) -> tuple[tuple[BenchmarkRow, ...], int]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", file=str(path)) from None
+        raise NotRows(f"cannot be read: {error}", file=str(path)) from None
     start = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     about = _about(path, lines[:start])
     table = csv.DictReader(lines[start:], strict=True)
@@ -180,7 +185,7 @@ def read_table(path: Path) -> tuple[tuple[BenchmarkRow, ...], int]:
     missing = [name for name in REQUIRED if name not in columns]
     missing += [" or ".join(names) for names in (LOAD, TPOT) if not set(names) & set(columns)]
     if missing:
-        raise InputError(f"has no column {', '.join(missing)}; it needs {', '.join(REQUIRED)}", file=str(path))
+        raise NotRows(f"has no column {', '.join(missing)}; it needs {', '.join(REQUIRED)}", file=str(path))
     rows: list[BenchmarkRow] = []
     passed_over = 0
     try:
@@ -309,13 +314,17 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
             )
         return value
 
+    def whole(name: str, default: float | None = None) -> int:
+        value = number(name, default)
+        if value < 1 or value != int(value):
+            problem = f"{cells[name]!r} is not allowed; it must be a whole number from 1"
+            raise InputError(problem, file=about.path, line=line, key=name)
+        return int(value)
+
     def optional(name: str) -> float | None:
         return number(name) if cells.get(name) else None
 
-    def whole(name: str) -> int | None:
-        return int(number(name)) if cells.get(name) else None
-
-    tp = int(number("tp"))
+    tp = whole("tp")
     tpot = next(name for name in TPOT if cells.get(name))
     ttft = next((name for name in TTFT if cells.get(name)), TTFT[0])
     per_gpu = optional("total_tps_per_gpu")
@@ -327,8 +336,8 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
         precision=cells["precision"],
         framework=cells["framework"],
         tensor_parallel_size=tp,
-        isl=int(number("isl")),
-        osl=int(number("osl")),
+        isl=whole("isl"),
+        osl=whole("osl"),
         concurrency=whole("max_concurrency") if rate is None else None,
         request_rate_rps=rate,
         tpot_s=number(tpot) / 1e3,
@@ -336,15 +345,15 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
         tokens_per_s=per_gpu * tp if per_gpu is not None and rate is None else None,
         ttft_s=ttft_ms / 1e3 if ttft_ms is not None else None,
         ttft_statistic="median" if ttft == TTFT[0] else "mean",
-        requests=whole("num_requests"),
+        requests=whole("num_requests") if cells.get("num_requests") else None,
         length_low=number("length_low", 0.8),
         length_high=number("length_high", 1.0),
-        max_num_batched_tokens=int(number("max_num_batched_tokens", 8192)),
-        max_num_seqs=int(number("max_num_seqs", 1024)),
+        max_num_batched_tokens=whole("max_num_batched_tokens", 8192),
+        max_num_seqs=whole("max_num_seqs", 1024),
         gpu_memory_utilization=number("gpu_memory_utilization", 0.9),
-        block_size=int(number("block_size", 16)),
+        block_size=whole("block_size", 16),
         kv_cache_dtype=cells.get("kv_cache_dtype") or "auto",
-        kv_cache_tokens=whole("kv_cache_tokens"),
+        kv_cache_tokens=whole("kv_cache_tokens") if cells.get("kv_cache_tokens") else None,
         async_scheduling=_is_true(cells, "async_scheduling", about, line),
         all_reduce_bits={"": 16.0, "none": 16.0, "int4": 4.5}.get(cells.get("all_reduce_quantization", ""), 16.0),
         date=cells.get("date", ""),

@@ -151,7 +151,7 @@ def test_the_file_holds_every_row_and_null_for_what_is_not_known(check: Run, row
 
 
 def test_nothing_to_check_with_is_exit_code_2_with_the_reasons(check: Run, tmp_path: Path) -> None:
-    for lines, said in ((ROWS[-1:], "1 of another model than gpt-oss-120b"), ([], "no row has")):
+    for lines, said in ((ROWS[-1:], "1 of another model than gpt-oss-120b"), ([], "nothing to read in")):
         done = check(PROFILE, write(tmp_path, lines))
         assert done.returncode == 2
         assert done.stderr.startswith("error: ") and said in done.stderr
@@ -193,7 +193,7 @@ def test_bad_files_and_outputs_are_refused(check: Run, rows: Path, tmp_path: Pat
         ((PROFILE, rows, "--json", rows), "overwritten"),
         ((PROFILE, rows, "--json", tmp_path), "is a folder"),
         ((PROFILE, rows, "--json", "/proc/x/found.json"), "cannot be written"),
-        ((PROFILE,), "ROWS"),
+        ((PROFILE,), "RESULTS"),
     ):
         done = check(*arguments)
         assert done.returncode == 2, done.stderr
