@@ -18,12 +18,12 @@ from simulator.littles_law import (
     share_in_flight,
 )
 
-PLATEAU = Path(__file__).parent / "measured" / "plateau-mi325x.csv"
+PLATEAU = Path(__file__).parent / "cases" / "M05.csv"
 
 
 def plateau_cells() -> list[dict[str, str]]:
     lines = PLATEAU.read_text(encoding="utf-8").splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    return list(csv.DictReader(lines))
 
 
 def plateau_row(cells: dict[str, str], *, ttft_s: float = 0.5, output_only: bool = False) -> BenchmarkRow:
