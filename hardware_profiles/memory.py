@@ -3,22 +3,26 @@
 vLLM takes ``gpu_memory_utilization`` of a GPU's memory, loads the weights, runs one step of ``max_num_batched_tokens``
 to see the peak of the activations, and cuts what is left into blocks (vLLM 0.32: v1/worker/utils.py `request_memory`,
 v1/worker/gpu_worker.py `determine_available_memory`, v1/core/kv_cache_utils.py `get_kv_cache_config_from_groups`).
-A rank holds its share of the heads for every token, so ranks are never added and the weakest decides. A block count
-printed by a real server replaces the arithmetic (``num_gpu_blocks_override``).
+A rank holds its share of the heads for every token, or a latent vector whole, so ranks are never added and the weakest
+decides. A block count printed by a real server replaces the arithmetic (``num_gpu_blocks_override``).
 
 Terms and how well they are known:
 
-- *weights*: shape x bits. Dense matrices, experts and embeddings (vocabulary-parallel) divide by TP; norms are copied
-  to every rank, which is under 0.01 % and neglected.
+- *weights*: shape x bits. Dense matrices, experts and embeddings (vocabulary-parallel) divide by TP; projections into
+  latent vectors are whole on every rank, and so are norms, which are under 0.01 % and neglected. Encoders are left out.
 - *expert padding*: MXFP4 expert kernels round the hidden size and a rank's inner size up (fused_moe/oracle/mxfp4.py
-  `mxfp4_round_up_hidden_size_and_intermediate_size`): ROCm to 256 both, CUDA (Marlin, TRT-LLM) to 256 and 128.
-  For gpt-oss-120b that is 14 % on an MI355X at TP1 and 52 % at TP8. CUDA's rule gives 65.9 GiB where an H100 logged
-  65.97 (vllm issue 23278) and 13.7 where an A100 logged 13.72 (gpt-oss-20b); Triton on Hopper pads less: 64.38.
+  `mxfp4_round_up_hidden_size_and_intermediate_size`, with 16-bit or 4-bit activations): ROCm to 256 both, CUDA (Marlin,
+  TRT-LLM) to 256 and 128. For gpt-oss-120b that is 14 % on an MI355X at TP1 and 52 % at TP8. CUDA's rule gives 65.9
+  GiB where an H100 logged 65.97 (vllm issue 23278) and 13.7 where an A100 logged 13.72 (gpt-oss-20b); Triton on Hopper
+  pads less: 64.38.
 - *activation peak*: the larger of the model's phase and the sampler's. Model, per token: 16-bit copies of three hidden
   vectors and of the MLP's gate, up and product, ``2 (3 I/TP + 3 H)`` bytes; with experts ``2 (k (3 Ie/TP + H) + 3 H)``.
-  Checked on case C03 (vllm issue 10517): 110,592 B a token, measured 109,800. Sampler, per sequence: 14 bytes a
+  Shared experts and dense first layers are smaller than the experts of a token. Checked on case C03 (vllm issue
+  10517): 110,592 B a token, measured 109,800. Sampler, per sequence: 14 bytes a
   vocabulary entry (logits in 16 and 32 bits, probabilities, noise: v1/sample/ops/topk_topp_sampler.py), all of the
   vocabulary on every rank, beside one hidden vector per token.
+- *sequence states*: what linear attention, a window branch or a compressor keeps for each of ``max_num_seqs``
+  sequences. vLLM takes it from the pool when a sequence starts, in pages that it rounds up; here all is set aside.
 - *runtime reserve*: context, communication buffers, CUDA/HIP graphs: what the start-up logs leave over. MI355X on vLLM
   0.22.0 (MiniMax-M2.5, `tests/unit/test_memory.py`): 0.7-1.2 GiB at TP1, 3.9-4.3 at TP2; B200 (Kimi-K2.5): 2.0-2.4 at
   TP4 and TP8. Other GPUs of the platform are assumed equal.
@@ -120,8 +124,12 @@ def kv_bytes_per_token_per_rank(model: ModelCard, tensor_parallel_size: int, byt
     return round(whole * model.kv_share(tensor_parallel_size)) + model.index_bytes_per_token
 
 
-def tensor_parallel_problem(model: ModelCard, tensor_parallel_size: int) -> str | None:
-    """Why vLLM would refuse this TP degree for this model, or None (config/model.py, linear.py `QKVParallelLinear`)."""
+def tensor_parallel_problem(model: ModelCard, tensor_parallel_size: int, precision: str | None = None) -> str | None:
+    """Why vLLM would refuse this TP degree for this model, or None (config/model.py, linear.py `QKVParallelLinear`).
+
+    In a precision whose weights share scales by block, a rank needs whole blocks of an expert (quantization/fp8.py
+    `Fp8MoEMethod.create_weights`); expert parallelism, which is not modelled, would leave experts whole.
+    """
     tp = tensor_parallel_size
     if tp < 1:
         return f"tensor_parallel_size {tp} is not allowed; it must be at least 1"
@@ -134,6 +142,12 @@ def tensor_parallel_problem(model: ModelCard, tensor_parallel_size: int) -> str 
             return f"tensor_parallel_size {tp} does not divide the {count} {what} of {model.name}"
     if model.kv_heads % tp and tp % model.kv_heads:
         return f"tensor_parallel_size {tp} fits the {model.kv_heads} KV heads of {model.name} neither way"
+    block = None if precision is None else model.weight_bytes(precision).block
+    if block is not None and (inner // tp) % block:
+        columns = (
+            f"{inner // tp} columns of {'an MLP' if model.experts is None else 'an expert'} of {model.name} a rank"
+        )
+        return f"tensor_parallel_size {tp} leaves {columns}, not whole blocks of {block} weights with one scale"
     return None
 
 

@@ -69,11 +69,13 @@ def read_config_json(path: Path) -> dict[str, Json]:
     if config.get("model_type") == "gpt_oss":
         card |= {"attention_sinks": True, "expert_bias": True}
     left_out = json.dumps(config.get("quantization_config"))
-    precisions: dict[str, Json] = {}
+    precisions: dict[str, dict[str, Json]] = {}
     for name, bits in {native: native_bits, **{name: bits for name, bits in _BITS.items() if name != native}}.items():
         precisions[name] = _precision(bits, card=card, left_out=left_out if name == native else "")
+        if name == native and (block := _scale_block(config)):
+            precisions[name] |= {"block": block}
     source: Json = {"source": f"config.json in {path.resolve().parent.name}", "date": None, "how_known": "given"}
-    return card | {"precisions": precisions, "sources": dict.fromkeys(("shape", *precisions), source)}
+    return card | {"precisions": dict(precisions), "sources": dict.fromkeys(("shape", *precisions), source)}
 
 
 def _qk_norm(config: dict[str, Json]) -> str | None:
@@ -244,6 +246,13 @@ def _native_precision(config: dict[str, Json], path: Path) -> tuple[str, float]:
         raise InputError(problem, file=str(path), key="quantization_config.quant_method")
     name = _PRECISION_OF_METHOD[method]
     return name, _MXFP8_BITS if method == "mxfp8" else _BITS[name]
+
+
+def _scale_block(config: dict[str, Json]) -> int | None:
+    """Rows of an FP8 block, of those of 128 x 128 say; MXFP8's blocks are parts of one row."""
+    quantization = config.get("quantization_config")
+    blocks = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+    return blocks[0] if isinstance(blocks, list) and isinstance(blocks[0], int) and blocks[0] > 1 else None
 
 
 def _of_groups(quantization: dict[str, Json]) -> tuple[str, float] | None:

@@ -81,6 +81,7 @@ class _BitsEntry(_Entry):
     expert_bits: _BitCount | None = None
     embedding_bits: _BitCount
     multiplied_in: Literal["bf16", "fp8", "fp4"] | None = None
+    block: _Count | None = None
 
 
 class ModelFile(_Entry):
@@ -170,6 +171,7 @@ class ModelFile(_Entry):
                 expert=entry.expert_bits or 0,
                 embedding=entry.embedding_bits,
                 multiplied_in=entry.multiplied_in or by_name,
+                block=entry.block,
             )
         return found
 

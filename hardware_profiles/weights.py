@@ -49,6 +49,8 @@ class WeightBytes:
     "Of ``dense_bytes``: what every rank holds whole."
     multiplied_in: str
     "Type the matrix units multiply most weights in: bf16, fp8 or fp4."
+    block: int | None
+    "Columns of a block of weights with one scale, which no two ranks can share; None = no such blocks."
 
     @property
     def total_bytes(self) -> int:
@@ -69,6 +71,8 @@ class Bits:
     "Input embedding and output head."
     multiplied_in: str
     "As `WeightBytes.multiplied_in`."
+    block: int | None
+    "As `WeightBytes.block`."
 
 
 def weight_bytes(parameters: Parameters, bits: Bits) -> WeightBytes:
@@ -83,6 +87,7 @@ def weight_bytes(parameters: Parameters, bits: Bits) -> WeightBytes:
         embedding_bytes=_bytes(parameters.embedding, bits.embedding),
         replicated_bytes=_bytes(parameters.replicated, bits.dense),
         multiplied_in=bits.multiplied_in,
+        block=bits.block,
     )
 
 

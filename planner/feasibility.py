@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from hardware_profiles.memory import KvLedger, kv_ledger
+from hardware_profiles.memory import KvLedger, kv_ledger, tensor_parallel_problem
 from hardware_profiles.model import ModelCard
 from hardware_profiles.node import Node
 from hardware_profiles.profile import HardwareProfile
@@ -110,6 +110,8 @@ def check(
 
     tp = engine.tensor_parallel_size
     if problem := unusable_tensor_parallel_size(tp, node, card):
+        return reject("tensor_parallel_size", problem)
+    if problem := tensor_parallel_problem(card, tp, platform.precision):
         return reject("tensor_parallel_size", problem)
     if tp not in platform.profile.tensor_parallel:
         measured = ", ".join(str(degree) for degree in platform.profile.tensor_parallel)

@@ -87,7 +87,11 @@ MINIMAX_M2_5: dict[str, Json] = {
     "num_key_value_heads": 8,
     "num_local_experts": 256,
     "qk_norm_type": "per_layer",
-    "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["gate", "lm_head"]},
+    "quantization_config": {
+        "quant_method": "fp8",
+        "modules_to_not_convert": ["gate", "lm_head"],
+        "weight_block_size": [128, 128],
+    },
     "shared_intermediate_size": 0,
     "use_qk_norm": True,
     "use_routing_bias": True,
@@ -329,6 +333,17 @@ def test_heads_that_do_not_divide_are_named() -> None:
     assert "16 key heads of linear attention" in str(key_heads)
 
 
+def test_blocks_with_one_scale_are_not_split_between_ranks() -> None:
+    """vLLM at TP 8: "output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n"."""
+    for name in ("minimax-m2.5", "qwen3-235b-a22b"):
+        card = load_model_card(name)
+        assert [tensor_parallel_problem(card, degree, "fp8") for degree in (1, 2, 4)] == [None] * 3
+        assert "192 columns of an expert" in str(tensor_parallel_problem(card, 8, "fp8"))
+        assert tensor_parallel_problem(card, 8, "bf16") is None
+    for name in ("deepseek-r1", "kimi-k2.5", "qwen3.5-397b-a17b", "minimax-m3"):
+        assert tensor_parallel_problem(load_model_card(name), 8, "fp8") is None
+
+
 # --- what a step reads and multiplies --------------------------------------------------------------------------------
 
 
@@ -350,6 +365,28 @@ def test_sparse_attention_reads_a_window_and_scans_all_index_keys() -> None:
     assert model.window_tokens == 2048
     assert model.window_kv_s == pytest.approx(57 * 2 * 128 * byte_s)
     assert model.kv_s == pytest.approx((3 * 2 * 128 + 57 * 256) * byte_s)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
+@pytest.mark.parametrize(("name", "precision"), [("gpt-oss-120b", "mxfp4"), ("llama-3.3-70b", "fp8")])
+def test_a_model_of_plain_attention_is_reckoned_by_the_plain_formulas_to_the_bit(
+    name: str, precision: str, degree: int
+) -> None:
+    card, model = load_model_card(name), built(load_model_card(name), precision, degree)
+    weights, rate = card.weight_bytes(precision), NODE.flops["bf16"] * 0.2
+    full = [group.layers for group in card.kv_groups if group.window is None]
+    token_bytes = 2 * card.kv_heads * card.head_dim
+    byte_s = max(1, card.kv_heads // degree) / card.kv_heads / (HBM_BYTES_PER_S * 0.5)
+    pair_s = 4.0 * card.heads * card.head_dim / degree / rate
+    assert model.kv_s == sum(full) * token_bytes * byte_s
+    assert model.window_kv_s == (card.layers - sum(full)) * token_bytes * byte_s
+    assert model.attention_s == pair_s * sum(full)
+    assert model.window_attention_s == pair_s * (card.layers - sum(full))
+    assert model.sequence_s == TERMS.sequence_s
+    assert (weights.replicated_bytes, card.state_bytes, card.index_bytes_per_token) == (0, 0, 0)
+    size = card.layers if len(card.kv_groups) == 1 else card.layers // 2
+    rank_heads = max(1, card.kv_heads // degree)
+    assert ledger(card, precision, degree).block_bytes == 16 * 2 * rank_heads * card.head_dim * size
 
 
 def test_a_sequence_of_linear_attention_reads_and_writes_its_state() -> None:
