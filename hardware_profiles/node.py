@@ -2,7 +2,8 @@
 
 Vendor rates are peaks nobody reaches; where a rate was measured it stands beside the vendor's, and the simulator uses
 the measured one. ``hbm_bytes`` is the total that the driver reports to vLLM, not the number on the box: an AMD
-"288 GB" GPU reports 287.98 GiB, an NVIDIA "141 GB" GPU 139.72 GiB.
+"288 GB" GPU reports 287.98 GiB, an NVIDIA "141 GB" GPU 139.72 GiB. On a machine without GPUs (``platform: cpu``) a
+"GPU" is what one vLLM worker computes on, a NUMA node or a set of cores, with its share of the memory and its rates.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from hardware_profiles.strict_yaml import load_model, load_yaml
 
 __all__ = ["Node", "list_nodes", "load_node"]
 
+Platform = Literal["rocm", "cuda", "cpu"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -29,8 +32,8 @@ class Node:
     "Short name, as in a scenario's ``hardware``."
     gpu: str
     "The vendor's name of the GPU."
-    platform: Literal["rocm", "cuda"]
-    "Which of vLLM's GPU builds runs on it; it decides weight padding and the runtime reserve."
+    platform: Platform
+    "Which of vLLM's builds runs on it; it decides weight padding and the runtime reserve."
     gpus_per_server: int
     "GPUs in one server."
     hbm_bytes: int
@@ -65,7 +68,7 @@ class _NodeFile(BaseModel):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", examples=["mi355x"])
     gpu: str = Field(min_length=1)
-    platform: Literal["rocm", "cuda"]
+    platform: Platform
     gpus_per_server: int = Field(default=8, ge=1)
     hbm_bytes: int = Field(gt=0)
     hbm_bytes_per_s: float = Field(gt=0)

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("hardware_profiles", "simulator", "planner", "validator")
-PART_OF = {"pydantic-core": "pydantic"}
+PART_OF = {"pydantic-core": "pydantic", "torch": "vllm"}
 "Distributions that another one pins to its own release, so that declaring the other one is enough."
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

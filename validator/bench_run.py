@@ -1,0 +1,148 @@
+"""One run of `vllm bench serve`, vLLM's own benchmark client, and what it saved.
+
+    vllm bench serve --dataset-name random --ignore-eos --save-result --save-detailed …       a closed loop
+    vllm bench serve --dataset-name timed_trace --dataset-path trace.jsonl …                  given arrivals and lengths
+
+The result holds medians and means, and per request the prompt's tokens, the answer's, when it was sent
+(`time.perf_counter`), the time to its first token and the gaps after it (vLLM 0.32 vllm/benchmarks/serve.py). The file
+appears under its name only when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from validator.child import last_lines, run_child
+from validator.contention import Contention, ContentionWatch
+from validator.sweep_plan import SweepRun
+from validator.targets.server_facts import counters
+from validator.targets.target import RunningServer, TargetError
+
+__all__ = ["BenchResult", "Played", "closed_loop_arguments", "play", "read_result", "replay_arguments"]
+
+
+class BenchResult(BaseModel):
+    """The part of a result file that we read; seconds, but for the `_ms`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    duration: Annotated[float, Field(gt=0)]
+    completed: int
+    failed: int
+    total_input_tokens: int
+    total_output_tokens: int
+    total_token_throughput: float
+    median_ttft_ms: float
+    mean_ttft_ms: float
+    p99_ttft_ms: float
+    median_tpot_ms: float
+    mean_tpot_ms: float
+    p99_tpot_ms: float
+    p99_itl_ms: float
+    input_lens: tuple[int, ...]
+    output_lens: tuple[int, ...]
+    start_times: tuple[float, ...]
+    ttfts: tuple[float, ...]
+    itls: tuple[tuple[float, ...], ...]
+
+    @property
+    def start_s(self) -> float:
+        """When the first request left."""
+        return min(self.start_times)
+
+
+class Played(BaseModel):
+    """A run and what was seen of the machine and the server while it lasted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    command: str
+    result: BenchResult
+    wait: float | None
+    """See `Contention`; None = not known, as of a server that is not ours."""
+    strangers: float | None
+    stolen: float | None
+    contention: float | None
+    prompt_tokens: int
+    """Counted by the server."""
+    cached_tokens: int
+    """Prompt tokens that it found in its prefix cache."""
+    preemptions: int
+
+
+def closed_loop_arguments(run: SweepRun, *, range_ratio: float) -> tuple[str, ...]:
+    """The arguments that make a run of the sweep."""
+    return (
+        *("--dataset-name", "random", "--random-input-len", str(run.shape.isl)),
+        *("--random-output-len", str(run.shape.osl), "--random-range-ratio", f"{range_ratio:g}"),
+        *("--num-prompts", str(run.requests), "--max-concurrency", str(run.concurrency)),
+        *("--seed", str(run.seed)),
+    )
+
+
+def replay_arguments(trace: Path, *, requests: int, longest_tokens: int) -> tuple[str, ...]:
+    """The arguments that replay given arrivals: one hash a request, so its prompt is drawn as one piece of its own."""
+    return (
+        *("--dataset-name", "timed_trace", "--dataset-path", str(trace), "--num-prompts", str(requests)),
+        *("--timed-trace-chunk-hash-size", str(longest_tokens + 1)),
+    )
+
+
+def play(command: Sequence[str], server: RunningServer, arguments: Sequence[str], saved: Path) -> Played:
+    """Run the client against a server and leave its result in `saved`; a client that fails is a `TargetError`."""
+    facts = server.facts
+    partial = saved.with_suffix(".part.json")
+    partial.unlink(missing_ok=True)
+    whole = (
+        *(*command, "bench", "serve", "--backend", "vllm", "--base-url", server.url),
+        *("--model", facts.model_path, "--served-model-name", facts.model_id, "--ignore-eos", "--temperature", "0"),
+        *arguments,
+        *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,95,99"),
+        *("--save-result", "--save-detailed", "--disable-tqdm"),
+        *("--result-dir", str(partial.parent), "--result-filename", partial.name),
+    )
+    before = counters(server.url)
+    with ContentionWatch(server.pid) as watch:
+        _client(whole, saved.with_suffix(".log"))
+    after = counters(server.url)
+    result = read_result(partial)
+    found = watch.between(result.start_s, result.start_s + result.duration)
+    os.replace(partial, saved)
+    return Played(
+        command=shlex.join((*whole[:-1], saved.name)),
+        result=result,
+        **_shares(found),
+        prompt_tokens=round(after["prompt_tokens"] - before["prompt_tokens"]),
+        cached_tokens=round(after["prefix_cache_hits"] - before["prefix_cache_hits"]),
+        preemptions=round(after["num_preemptions"] - before["num_preemptions"]),
+    )
+
+
+def read_result(path: Path) -> BenchResult:
+    """A saved result; one that is missing or half written is a `TargetError`."""
+    try:
+        return BenchResult.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise TargetError(f"the benchmark client left no result: {path} ({error.strerror})") from None
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        problem = error.errors()[0]["msg"]
+        raise TargetError(f"{path} is no whole result of `vllm bench serve`: {place} {problem}") from None
+
+
+def _client(command: Sequence[str], log: Path) -> None:
+    code = run_child(command, log)
+    if code != 0:
+        raise TargetError(f"the benchmark client ended with {code}: {shlex.join(command)}\n{last_lines(log)}")
+
+
+def _shares(found: Contention | None) -> dict[str, float | None]:
+    if found is None:
+        return dict.fromkeys(("wait", "strangers", "stolen", "contention"))
+    return {"wait": found.wait, "strangers": found.strangers, "stolen": found.stolen, "contention": found.share}
