@@ -1,6 +1,8 @@
 # make plan   answer for examples/four-workloads.yaml (or SCENARIO=…, OUT=…)
 # make test   lint, type-check, import rules and the whole test suite
-# make test-vllm  every scheduled step of fresh workloads against vLLM's own scheduler (2.5 GB in .venv-vllm, once; no GPU)
+# make test-vllm  every scheduled step of fresh workloads against vLLM's own scheduler, and a profile measured on this
+#             machine's CPUs, fitted, and predicting traffic it has not seen (2.5 GB in .venv-vllm, once; no GPU; 15 minutes)
+# make measure-cpu  the same measurement in full, into docs/methods/measured/cpu: 20 minutes of a quiet machine
 # make bench  speed of the simulation kernel
 # make lock   write requirements-dev.txt anew from pyproject.toml
 # make clean  remove the environments and caches; results in out/ stay
@@ -28,7 +30,7 @@ unexport PYTHONPATH PYTHONHOME
 # Steps share one environment, and pytest's summary comes last: never side by side, not even under make -j.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: plan test test-vllm bench lock clean FORCE
+.PHONY: plan test test-vllm measure-cpu bench lock clean FORCE
 
 plan: $(VENV)/.plan
 	$(VENV)/bin/goodfleet plan "$(SCENARIO)" --out "$(OUT)"
@@ -41,7 +43,11 @@ test: $(VENV)/.dev
 
 test-vllm: $(VENV)/.dev $(if $(GOODFLEET_VLLM_PYTHON),,$(VLLM_VENV)/.installed)
 	GOODFLEET_VLLM_PYTHON="$(VLLM_PY)" GOODFLEET_VLLM_REQUIRED=1 $(PY) -m pytest -m hardware \
-	    tests/differential -s
+	    tests/differential tests/hardware -s
+
+measure-cpu: $(VENV)/.dev $(if $(GOODFLEET_VLLM_PYTHON),,$(VLLM_VENV)/.installed)
+	GOODFLEET_VLLM_PYTHON="$(VLLM_PY)" $(PY) -m tests.hardware.measure_cpu out/measure-cpu \
+	    --publish docs/methods/measured/cpu
 
 bench: $(VENV)/.dev
 	$(PY) -m pytest tests/bench -m bench -s
