@@ -12,9 +12,9 @@ Terms and how well they are known:
   latent vectors are whole on every rank, and so are norms, which are under 0.01 % and neglected. Encoders are left out.
 - *expert padding*: MXFP4 expert kernels round the hidden size and a rank's inner size up (fused_moe/oracle/mxfp4.py
   `mxfp4_round_up_hidden_size_and_intermediate_size`, with 16-bit or 4-bit activations): ROCm to 256 both, CUDA (Marlin,
-  TRT-LLM) to 256 and 128; CPUs pad nothing. For gpt-oss-120b that is 14 % on an MI355X at TP1 and 52 % at TP8. CUDA's rule gives 65.9
-  GiB where an H100 logged 65.97 (vllm issue 23278) and 13.7 where an A100 logged 13.72 (gpt-oss-20b); Triton on Hopper
-  pads less: 64.38.
+  TRT-LLM) to 256 and 128; CPUs pad nothing. For gpt-oss-120b that is 14 % on an MI355X at TP1 and 52 % at TP8. CUDA's
+  rule gives 65.9 GiB where an H100 logged 65.97 (vllm issue 23278) and 13.7 where an A100 logged 13.72 (gpt-oss-20b);
+  Triton on Hopper pads less: 64.38.
 - *activation peak*: the larger of the model's phase and the sampler's. Model, per token: 16-bit copies of three hidden
   vectors and of the MLP's gate, up and product, ``2 (3 I/TP + 3 H)`` bytes; with experts ``2 (k (3 Ie/TP + H) + 3 H)``.
   Shared experts and dense first layers are smaller than the experts of a token. Checked on case C03 (vllm issue

@@ -13,8 +13,8 @@ Columns (others are ignored; empty = not known):
 - the server: `max_num_batched_tokens, max_num_seqs, gpu_memory_utilization, block_size, kv_cache_dtype,
   async_scheduling, all_reduce_quantization`, with vLLM's defaults; `kv_cache_tokens` as its log printed them replaces
   the memory formula; `spec_decode, disagg, ep, dp_attention` tell variants and special runs apart;
-- provenance: `date, framework_version`; `weight` and `weight_note` down-weight a row by hand, a `quality_flag` does so
-  to a tenth.
+- provenance: `date, framework_version`; `weight` and `weight_note` down-weight a row by hand (0 leaves it out, the
+  note says why), a `quality_flag` does so to a tenth.
 
 Lines before the header that start with `#` describe the file: `# source: …`, `# caveat: …`, `# serves: a, b`,
 `# engine_version: …`, `# as_of: …`, `# tier: …`, and `# engine: …`, the engine's word where `framework` is not enough.
@@ -28,7 +28,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -238,7 +238,7 @@ def left_out(
     """What `select_rows` leaves out of the rows of this model, counted by reason."""
     found = [row for row in _of(rows, node, card, precision, engine) if row.special or row.variant != variant]
     reasons = Counter(row.special or f"variant {row.variant or 'plain'}" for row in found)
-    return tuple(f"{count} rows left out: {reason}" for reason, count in sorted(reasons.items()))
+    return tuple(f"{count} row{'s' * (count > 1)} left out: {reason}" for reason, count in sorted(reasons.items()))
 
 
 def _of(
@@ -358,7 +358,7 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
         all_reduce_bits={"": 16.0, "none": 16.0, "int4": 4.5}.get(cells.get("all_reduce_quantization", ""), 16.0),
         date=cells.get("date", ""),
         engine_version=cells.get("framework_version", ""),
-        weight=number("weight", 1.0),
+        weight=0.0 if cells.get("weight") in ("0", "0.0") else number("weight", 1.0),
         note=cells.get("weight_note", ""),
         variant=_variant(cells),
         special=_special(cells),
@@ -371,6 +371,8 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
             line=line,
             key="length_low",
         )
+    if row.weight == 0.0:
+        return replace(row, special=row.special or row.note or "of weight 0")
     if flag := cells.get("quality_flag"):
         row = suspect(row, flag)
     return judged(row)

@@ -133,3 +133,18 @@ def test_rows_of_another_model_engine_precision_or_node_are_not_these_rows(tmp_p
         select_rows(
             rows, node=load_node("mi355x"), card=load_model_card("gpt-oss-120b"), precision="fp4", engine="vllm"
         )
+
+
+def test_a_row_of_weight_0_is_left_out_by_its_note(tmp_path: Path) -> None:
+    header = (
+        "gpu,model,precision,framework,tp,isl,osl,max_concurrency,total_tps_per_gpu,tpot_median_ms,weight,weight_note"
+    )
+    row = "mi355x,gptoss120b,fp4,vllm,1,1024,1024,8,3000,5.0"
+    file = tmp_path / "rows.csv"
+    file.write_text(f"# source: nobody\n{header}\n{row},,\n{row},0,the client never sent it\n", encoding="utf-8")
+    kept, dropped = read_rows(file)
+    assert (kept.special, dropped.special) == ("", "the client never sent it")
+    node, card = load_node("mi355x"), load_model_card("gpt-oss-120b")
+    assert select_rows((kept, dropped), node=node, card=card, precision="mxfp4", engine="vllm") == (kept,)
+    found = left_out((kept, dropped), node=node, card=card, precision="mxfp4", engine="vllm")
+    assert found == ("1 row left out: the client never sent it",)
