@@ -238,7 +238,7 @@ def left_out(
     """What `select_rows` leaves out of the rows of this model, counted by reason."""
     found = [row for row in _of(rows, node, card, precision, engine) if row.special or row.variant != variant]
     reasons = Counter(row.special or f"variant {row.variant or 'plain'}" for row in found)
-    return tuple(f"{count} row{'s' * (count > 1)} left out: {reason}" for reason, count in sorted(reasons.items()))
+    return tuple(f"{count} rows left out: {reason}" for reason, count in sorted(reasons.items()))
 
 
 def _of(

@@ -147,4 +147,4 @@ def test_a_row_of_weight_0_is_left_out_by_its_note(tmp_path: Path) -> None:
     node, card = load_node("mi355x"), load_model_card("gpt-oss-120b")
     assert select_rows((kept, dropped), node=node, card=card, precision="mxfp4", engine="vllm") == (kept,)
     found = left_out((kept, dropped), node=node, card=card, precision="mxfp4", engine="vllm")
-    assert found == ("1 row left out: the client never sent it",)
+    assert found == ("1 rows left out: the client never sent it",)
