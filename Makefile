@@ -4,6 +4,8 @@
 #             machine's CPUs, fitted, and predicting traffic it has not seen (2.5 GB in .venv-vllm, once; no GPU; 15 minutes)
 # make measure-cpu  the same measurement in full, into docs/methods/measured/cpu: 20 minutes of a quiet machine
 # make bench  speed of the simulation kernel
+# make profiles  fit all shipped profiles anew from hardware_profiles/measurements (NAMES='h100/*'; an hour of one core)
+# make docs   write the tables in docs/ anew that commands print
 # make lock   write requirements-dev.txt anew from pyproject.toml
 # make clean  remove the environments and caches; results in out/ stay
 #
@@ -30,7 +32,7 @@ unexport PYTHONPATH PYTHONHOME
 # Steps share one environment, and pytest's summary comes last: never side by side, not even under make -j.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: plan test test-vllm measure-cpu bench lock clean FORCE
+.PHONY: plan profiles docs test test-vllm measure-cpu bench lock clean FORCE
 
 plan: $(VENV)/.plan
 	$(VENV)/bin/goodfleet plan "$(SCENARIO)" --out "$(OUT)"
@@ -48,6 +50,12 @@ test-vllm: $(VENV)/.dev $(if $(GOODFLEET_VLLM_PYTHON),,$(VLLM_VENV)/.installed)
 measure-cpu: $(VENV)/.dev $(if $(GOODFLEET_VLLM_PYTHON),,$(VLLM_VENV)/.installed)
 	GOODFLEET_VLLM_PYTHON="$(VLLM_PY)" $(PY) -m tests.hardware.measure_cpu out/measure-cpu \
 	    --publish docs/methods/measured/cpu
+
+profiles: $(VENV)/.plan
+	$(PY) -m planner.refit $(NAMES)
+
+docs: $(VENV)/.dev
+	$(PY) tests/contract/test_doc_tables.py
 
 bench: $(VENV)/.dev
 	$(PY) -m pytest tests/bench -m bench -s
