@@ -33,6 +33,7 @@ from simulator.run_facts import facts_beside, is_facts_file
 __all__ = ["Imported", "read_inputs"]
 
 SUFFIXES = (".csv", ".json", ".jsonl")
+PACKED = (".zip", ".gz", ".tgz", ".tar", ".xz", ".bz2")
 DIGITS = 9
 """Two rows are one run if they agree to so many digits: a client writes ms, an aggregate of the same run s."""
 VERSIONS = 6
@@ -155,12 +156,14 @@ class _Reader:
                 self.not_read.append(str(error))
 
     def read_file(self, path: Path, *, root: Path) -> None:
-        if path.is_dir() or is_archive(path):
+        if dump_of(path) or is_archive(path):
             self.add_records(read_dump(path), path, root, "dump")
         elif path.suffix == ".csv":
             rows, passed_over = read_table(path)
             self.left_out["no TPOT, TP, lengths or load"] += passed_over
             self.add(rows)
+        elif path.suffix in PACKED:
+            raise NotRows("is packed; unpack it and give the folder", file=str(path))
         elif path.suffix in SUFFIXES or not root.is_dir():
             self.add_records(_records(path), path, root, "inferencex")
         else:
@@ -215,8 +218,12 @@ def _files(folder: Path) -> Iterator[Path]:
     if dump_of(folder):
         yield folder
         return
-    for path in sorted(folder.iterdir()):
-        if path.is_dir():
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=str(folder)) from None
+    for path in entries:
+        if path.is_dir() and not path.is_symlink():
             yield from _files(path)
         elif not is_facts_file(path) and not path.name.startswith("."):
             part = path.suffix.removeprefix(".part")
@@ -283,6 +290,8 @@ def _other(row: BenchmarkRow, node: Node, names: set[str], precision: str, engin
         return f"another precision ({row.precision})"
     if row.engine != engine:
         return f"another engine ({row.engine})"
+    if row.tensor_parallel_size > node.gpus_per_server:
+        return f"TP {row.tensor_parallel_size}, on more GPUs than a server has"
     if row.special:
         return row.special
     if row.variant != variant:

@@ -68,6 +68,8 @@ LOAD = ("max_concurrency", "request_rate")
 METRICS = ("tpot", "throughput", "ttft")
 """What a row may hold, in the order of arrays of metrics."""
 TOO_LARGE = 1e12
+MOST = 10_000_000
+"""Largest length, load, number of requests or flag that is taken for meant."""
 Statistic = Literal["median", "mean"]
 NOTES = {
     "source": True,
@@ -252,6 +254,7 @@ def _of(
         and row.model.lower() in names
         and precision_name(row.precision) == precision_name(precision)
         and row.engine == engine
+        and row.tensor_parallel_size <= node.gpus_per_server
     ]
 
 
@@ -314,10 +317,10 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
             )
         return value
 
-    def whole(name: str, default: float | None = None) -> int:
+    def whole(name: str, default: float | None = None, most: float = MOST) -> int:
         value = number(name, default)
-        if value < 1 or value != int(value):
-            problem = f"{cells[name]!r} is not allowed; it must be a whole number from 1"
+        if not 1 <= value <= most or value != int(value):
+            problem = f"{cells[name]!r} is not allowed; it must be a whole number from 1 to {most:,.0f}"
             raise InputError(problem, file=about.path, line=line, key=name)
         return int(value)
 
@@ -353,7 +356,7 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
         gpu_memory_utilization=number("gpu_memory_utilization", 0.9),
         block_size=whole("block_size", 16),
         kv_cache_dtype=cells.get("kv_cache_dtype") or "auto",
-        kv_cache_tokens=whole("kv_cache_tokens") if cells.get("kv_cache_tokens") else None,
+        kv_cache_tokens=whole("kv_cache_tokens", most=TOO_LARGE) if cells.get("kv_cache_tokens") else None,
         async_scheduling=_is_true(cells, "async_scheduling", about, line),
         all_reduce_bits={"": 16.0, "none": 16.0, "int4": 4.5}.get(cells.get("all_reduce_quantization", ""), 16.0),
         date=cells.get("date", ""),

@@ -102,10 +102,12 @@ def test_rows_of_another_profile_are_counted_by_what_differs(tmp_path: Path) -> 
         GOOD.replace("fp4", "fp8"),
         GOOD.replace("vllm", "sglang"),
         GOOD.replace("none", "mtp"),
+        GOOD.replace(",2,1024", ",16,1024").replace("1549", "193"),
     )
     found = used(read_inputs([path]))
-    assert (found.read, len(found.rows)) == (6, 1)
+    assert (found.read, len(found.rows)) == (7, 1)
     assert found.left_out == (
+        ("TP 16, on more GPUs than a server has", 1),
         ("another GPU (h100)", 1),
         ("another engine (sglang)", 1),
         ("another model (dsr1)", 1),
@@ -144,6 +146,7 @@ def test_an_account_that_does_not_add_up_cannot_be_made(tmp_path: Path) -> None:
         ("rows.csv", HEADER + "\n", "nothing to read in"),
         ("rows.csv", "a,b\n1,2\n", "has no column gpu"),
         ("notes.txt", "words", "is no JSON"),
+        ("dump.zip", "PK", "is packed; unpack it and give the folder"),
     ],
 )
 def test_an_input_without_results_is_refused(tmp_path: Path, name: str, content: str | None, words: str) -> None:
@@ -162,6 +165,20 @@ def test_a_folder_without_results_is_refused_and_says_what_it_holds(tmp_path: Pa
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(InputError, match=r"nothing to read in .*broken.json:1: is no JSON"):
         read_inputs([tmp_path])
+
+
+def test_a_link_to_a_folder_above_is_not_followed(tmp_path: Path) -> None:
+    csv_file(tmp_path / "a.csv", GOOD)
+    (tmp_path / "again").symlink_to(tmp_path)
+    found = read_inputs([tmp_path])
+    assert (found.read, len(found.not_read)) == (1, 1)
+
+
+@pytest.mark.parametrize("tp", ["0.5", "2.5", "1e11", "nan", "inf", "1" * 400])
+def test_a_count_that_is_none_is_refused_with_its_place(tmp_path: Path, tp: str) -> None:
+    path = csv_file(tmp_path / "a.csv", GOOD.replace(",2,1024", f",{tp},1024"))
+    with pytest.raises(InputError, match=r"a\.csv:2: tp: .* is not allowed; it must be a"):
+        read_inputs([path])
 
 
 def test_a_wrong_value_inside_a_folder_is_a_mistake_not_a_file_to_pass_over(tmp_path: Path) -> None:

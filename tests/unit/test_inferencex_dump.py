@@ -57,7 +57,9 @@ def test_tables_as_json_and_as_csv_are_read_wherever_the_folder_lies(tmp_path: P
         folder.mkdir(parents=True)
         for name, table in tables().items():
             if suffix == "json":
-                made = [row | {"metrics": json.loads(row["metrics"] or "{}")} if "metrics" in row else row for row in table]
+                made = [
+                    row | {"metrics": json.loads(row["metrics"] or "{}")} if "metrics" in row else row for row in table
+                ]
                 (folder / f"{name}.json").write_text(json.dumps(made))
             else:
                 with (folder / f"{name}.csv").open("w", newline="") as file:
