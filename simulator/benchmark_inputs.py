@@ -34,6 +34,8 @@ __all__ = ["Imported", "read_inputs"]
 
 SUFFIXES = (".csv", ".json", ".jsonl")
 PACKED = (".zip", ".gz", ".tgz", ".tar", ".xz", ".bz2")
+WARM_UP = "warm-up-"
+"""Begins the names of results that `profile measure` keeps but does not count."""
 DIGITS = 9
 """Two rows are one run if they agree to so many digits: a client writes ms, an aggregate of the same run s."""
 VERSIONS = 6
@@ -149,6 +151,9 @@ class _Reader:
             aggregate = file.with_name(f"agg_{file.name}")
             if file.suffix == ".json" and aggregate.is_file():
                 self.not_read.append(f"{file}: the raw file of {aggregate.name}")
+                continue
+            if file.name.startswith(WARM_UP):
+                self.not_read.append(f"{file}: a warm-up")
                 continue
             try:
                 self.read_file(file, root=path)

@@ -324,6 +324,13 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
             raise InputError(problem, file=about.path, line=line, key=name)
         return int(value)
 
+    def length(name: str) -> int:
+        value = number(name)
+        if not 1 <= value <= MOST:
+            problem = f"{cells[name]!r} is not allowed; it must be a number of tokens from 1 to {MOST:,}"
+            raise InputError(problem, file=about.path, line=line, key=name)
+        return int(value)
+
     def optional(name: str) -> float | None:
         return number(name) if cells.get(name) else None
 
@@ -339,8 +346,8 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
         precision=cells["precision"],
         framework=cells["framework"],
         tensor_parallel_size=tp,
-        isl=whole("isl"),
-        osl=whole("osl"),
+        isl=length("isl"),
+        osl=length("osl"),
         concurrency=whole("max_concurrency") if rate is None else None,
         request_rate_rps=rate,
         tpot_s=number(tpot) / 1e3,

@@ -44,6 +44,7 @@ def used(found: Imported, **changes: str) -> Imported:
 def test_a_folder_is_searched_in_sorted_order_and_what_is_no_result_is_named(tmp_path: Path) -> None:
     csv_file(tmp_path / "b" / "rows.csv", GOOD)
     bench_serve(tmp_path / "a" / "run.json")
+    bench_serve(tmp_path / "a" / "warm-up-256-32.json", median_tpot_ms=31.0)
     (tmp_path / "run.yaml").write_text("gpu: mi355x\nprecision: mxfp4\nframework: vllm\ntp: 1\n")
     (tmp_path / "a" / "server.log").write_text("INFO ready")
     (tmp_path / "a" / "half.json").write_text('{"completed": 4')
@@ -57,12 +58,18 @@ def test_a_folder_is_searched_in_sorted_order_and_what_is_no_result_is_named(tmp
         "is no JSON: Expectin",
         "is no result known h",
         "is no CSV and no JSO",
+        "a warm-up",
         "has no column model,",
     ]
     assert all(str(tmp_path) in text for text in found.not_read)
     account = list(found.account())
     assert account[0] == "read 2 rows in 2 files, kept 2"
-    assert sum("not read:" in line for line in account) == 4
+    assert sum("not read:" in line for line in account) == 5
+
+
+def test_mean_lengths_are_lengths(tmp_path: Path) -> None:
+    (row,) = read_inputs([csv_file(tmp_path / "a.csv", GOOD.replace("1024,1024", "1024.4,1000.6"))]).rows
+    assert (row.isl, row.osl) == (1024, 1000)
 
 
 def test_every_row_of_the_shipped_files_is_kept_as_it_was() -> None:
