@@ -16,7 +16,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from hardware_profiles.errors import InputError
-from planner.cli import INTERRUPTED, commands, console, profile
+from planner.cli import commands
+from planner.profile_cli import profile
+from planner.terminal import INTERRUPTED, console
 from validator.targets.target import TargetError
 
 __all__ = ["app"]
