@@ -7,6 +7,7 @@ points that lie close together is broken by the smallest error, so violations of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hardware_profiles.fit_evidence import HeldOutRow, load_held_out
@@ -33,11 +34,14 @@ CHOICE_COLUMNS = (
 
 def held_out_choices(profile: HardwareProfile) -> Mapping[str, ChoiceQuality]:
     """By evaluation (`leave one … out`), the choices among all rows that were left out in turn."""
-    points: dict[str, dict[tuple[int, int, int, str], dict[str, HeldOutRow]]] = {}
+    points: dict[str, dict[tuple[int, int, int, str, int], dict[str, HeldOutRow]]] = {}
+    seen: Counter[tuple[str, int, int, int, str, str]] = Counter()
     for row in load_held_out(profile):
         if row.weight >= LEAST_WEIGHT:
             place = (row.tensor_parallel_size, row.isl, row.osl, row.load)
-            points.setdefault(row.evaluation, {}).setdefault(place, {})[row.metric] = row
+            seen[row.evaluation, *place, row.metric] += 1  # runs of one point in several sessions
+            point = (*place, seen[row.evaluation, *place, row.metric])
+            points.setdefault(row.evaluation, {}).setdefault(point, {})[row.metric] = row
     return {
         evaluation: _choices([point for point in places.values() if {"tpot", "throughput"} <= point.keys()])
         for evaluation, places in points.items()

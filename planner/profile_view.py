@@ -225,6 +225,7 @@ def fit_to_file(
             engine=engine,
             variant=variant,
             all_reduce=all_reduce,
+            node_option=node,
             seed=seed,
             leave_out=leave_out,
             progress=progress,

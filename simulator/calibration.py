@@ -62,6 +62,7 @@ def fit_profile(
     engine: str = "vllm",
     variant: str = "",
     all_reduce: Path | None = None,
+    node_option: str | None = None,
     seed: int = 1,
     leave_out: bool = True,
     progress: Progress | None = None,
@@ -69,7 +70,8 @@ def fit_profile(
 ) -> FittedProfile:
     """The profile of one (node, model, precision, engine, variant) from all its rows among `rows`.
 
-    `all_reduce` is a file of measured all-reduce curves in place of the node's own.
+    `all_reduce` is a file of measured all-reduce curves in place of the node's own; `node_option` is how the command
+    names a node that is a file.
     """
     chosen = select_rows(rows, node=node, card=card, precision=precision, engine=engine, variant=variant)
     precision = precision_name(precision)
@@ -95,13 +97,15 @@ def fit_profile(
     held_out = predict_held_out(fit, z, tell) if leave_out else ()
     spread = spread_of(fit, z)
     covariance, hardly = covariance_of(fit, z, spread)
-    draft = _file(fit, z, rows, engine=engine, variant=variant, seed=seed, hardly=hardly)
+    options = [f"--node {node_option or node.name}", *([f"--all-reduce {all_reduce}"] if all_reduce else [])]
+    draft = _file(fit, z, rows, engine=engine, variant=variant, options=options, seed=seed, hardly=hardly)
     predicted = predict_rows(profile_of(draft, Path()), chosen, node=node, card=card, seed=seed)
     errors = {"in sample": figures(np.log(predicted), fit)}
     if not bool((fit.weights == 1).all()):
         errors["in sample, all rows"] = figures(np.log(predicted), fit, least=0.0)
     errors |= {evaluation.name: figures(evaluation.predicted, fit) for evaluation in held_out}
-    scale, degree_scale, coverage = interval_scales(held_out, fit)
+    left_out_rows = held_out_rows(held_out, fit)
+    scale, degree_scale, coverage = interval_scales(left_out_rows)
     file = draft.model_copy(
         update={
             "residual_sd": rounded(float(spread.sd[0]), 3),
@@ -116,7 +120,7 @@ def fit_profile(
     return FittedProfile(
         file=file,
         residuals=_residuals(fit, predicted, spread.weights),
-        held_out=held_out_rows(held_out, fit),
+        held_out=left_out_rows,
         covariance=covariance,
     )
 
@@ -150,10 +154,11 @@ def _file(
     *,
     engine: str,
     variant: str,
+    options: Sequence[str],
     seed: int,
     hardly: tuple[str, ...],
 ) -> ProfileFile:
-    """The profile without the figures that are computed from it."""
+    """The profile without the figures that are computed from it; `options` of the command are the node's."""
     layout, chosen = fit.layout, fit.rows
     typical = layout.values(z, None)
     files = tuple(dict.fromkeys(row.file for row in chosen))
@@ -172,7 +177,8 @@ def _file(
         tier=max((file.tier for file in files), key=TIERS.index),
         command=" ".join(
             [
-                f"goodfleet profile fit {' '.join(file.path for file in files)} --node {fit.node.name}",
+                f"goodfleet profile fit {' '.join(file.path for file in files)}",
+                *options,
                 f"--model {fit.card.name} --precision {fit.precision}",
                 *([f"--engine {engine}"] if engine != "vllm" else []),
                 *([f"--variant {variant}"] if variant else []),

@@ -10,7 +10,8 @@ too wide or too narrow, as its real deviation is less or more than the assumed 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Progress = Callable[[str, int, int], None]
 
+SHAPE_OUT = "leave one shape out"
 DEGREE_OUT = "leave one TP out"
 COVERED = 0.80
 NORMAL_80 = 1.2815515655446004
@@ -52,7 +54,7 @@ def _folds(rows: Sequence[BenchmarkRow]) -> dict[str, list[Hashable]]:
     """What is left out together, by evaluation; an evaluation with one group only is none."""
     folds: dict[str, list[Hashable]] = {
         "leave one concurrency out": [row.load for row in rows],
-        "leave one shape out": [f"{row.isl}/{row.osl}" for row in rows],
+        SHAPE_OUT: [f"{row.isl}/{row.osl}" for row in rows],
         DEGREE_OUT: [row.tensor_parallel_size for row in rows],
     }
     return {name: keys for name, keys in folds.items() if len(set(keys)) > 1}
@@ -95,43 +97,51 @@ def _without(fit: RowFit, z: Floats, inside: Mask, *, shared_only: bool) -> Floa
     return z
 
 
-def interval_scales(held_out: Sequence[HeldOut], fit: RowFit) -> tuple[float, float, dict[str, dict[str, float]]]:
+def interval_scales(rows: Sequence[HeldOutRow]) -> tuple[float, float, dict[str, dict[str, float]]]:
     """(factor, factor of a degree left out, coverage): with them 80 % intervals cover 80 % of the rows left out.
 
-    Each is one number for TPOT and throughput. The coverage of a group left out uses the factor that the other groups
-    of its kind give, so no row judges itself.
+    Each is one number for TPOT and throughput, from the predictions as they are written. The coverage of a group left
+    out uses the factor that the other rows give, so no row judges itself.
     """
-    trusted = fit.weights >= VISIBLE_WEIGHT
+    trusted = [row for row in rows if row.weight >= VISIBLE_WEIGHT]
     coverage: dict[str, dict[str, float]] = {}
     scales = []
     for of_degree in (False, True):
-        ratios: dict[str, Floats] = {}
-        groups: dict[str, NDArray[np.object_]] = {}
-        for evaluation in held_out:
-            if (evaluation.name == DEGREE_OUT) == of_degree:
-                ratio = np.abs(evaluation.predicted - fit.measured) / (NORMAL_80 * evaluation.sd)
-                ratios[evaluation.name] = np.where(trusted[:, None], ratio, np.nan)
-                groups[evaluation.name] = np.array([str(key) for key in evaluation.keys], dtype=np.object_)
-        scales.append(_factor(ratios.values()))
-        for name, table in ratios.items():
-            inside = np.full(table.shape, np.nan)
-            for key in dict.fromkeys(groups[name]):
-                others = [t[groups[n] != key] if n == name else t for n, t in ratios.items()]
-                mine = groups[name] == key
-                inside[mine] = np.where(np.isnan(table[mine]), np.nan, table[mine] <= _factor(others))
-            coverage[name] = {
-                metric: rounded(float(np.nanmean(inside[:, i])), 3)
-                for i, metric in enumerate(METRICS)
-                if not bool(np.isnan(inside[:, i]).all())
-            }
+        kind = [row for row in trusted if (row.evaluation == DEGREE_OUT) == of_degree]
+        scales.append(_factor(kind))
+        inside: dict[tuple[str, str], list[bool]] = {}
+        for (evaluation, _), group in _groups(kind).items():
+            judged = {_measurement(row) for row in group}
+            factor = _factor([row for row in kind if _measurement(row) not in judged])
+            for row in group:
+                inside.setdefault((evaluation, row.metric), []).append(_ratio(row) <= factor)
+        for (evaluation, metric), found in inside.items():
+            coverage.setdefault(evaluation, {})[metric] = rounded(float(np.mean(found)), 3)
     return scales[0], scales[1], coverage
 
 
-def _factor(ratios: Iterable[Floats]) -> float:
-    """The factor with which 80 % of |error| / (1.28 deviations), tables of (rows, 3), are at most 1; 1 without any."""
-    kept = np.concatenate([np.zeros(0), *(table[:, :2].ravel() for table in ratios)])
-    kept = kept[~np.isnan(kept)]
-    return float(np.quantile(kept, COVERED)) if len(kept) else 1.0
+def _groups(rows: Sequence[HeldOutRow]) -> dict[tuple[str, str], list[HeldOutRow]]:
+    """By evaluation, the rows that were left out together."""
+    found: dict[tuple[str, str], list[HeldOutRow]] = {}
+    for row in rows:
+        keys = {SHAPE_OUT: f"{row.isl}/{row.osl}", DEGREE_OUT: str(row.tensor_parallel_size)}
+        found.setdefault((row.evaluation, keys.get(row.evaluation, row.load)), []).append(row)
+    return found
+
+
+def _measurement(row: HeldOutRow) -> tuple[int, int, int, str]:
+    return (row.tensor_parallel_size, row.isl, row.osl, row.load)
+
+
+def _ratio(row: HeldOutRow) -> float:
+    """|ln(predicted / measured)| / half width of the stated 80 % interval."""
+    return abs(math.log(row.predicted / row.measured)) / (NORMAL_80 * row.stated_sd)
+
+
+def _factor(rows: Sequence[HeldOutRow]) -> float:
+    """The factor with which 80 % of the ratios of TPOT and throughput are at most 1; 1 without any."""
+    ratios = [_ratio(row) for row in rows if row.metric != "ttft"]
+    return float(np.quantile(ratios, COVERED)) if ratios else 1.0
 
 
 def held_out_rows(held_out: Sequence[HeldOut], fit: RowFit) -> tuple[HeldOutRow, ...]:
