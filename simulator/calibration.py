@@ -21,10 +21,11 @@ from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
 from hardware_profiles.profile import TIERS, MeasuredRange, ProfileFile, profile_of
 from simulator.all_reduce_curve import all_reduce_curves
-from simulator.benchmark_rows import BenchmarkRow, left_out, select_rows
+from simulator.benchmark_rows import BenchmarkRow, left_out
 from simulator.closed_loop import predict_rows, row_blocks
 from simulator.coefficients import REACH_SD, all_reduce_of, degree_terms, layout_for, shared_terms
 from simulator.fit_covariance import VISIBLE_WEIGHT, covariance_of, figures, spread_of
+from simulator.fitted_rows import fitted_rows
 from simulator.held_out import held_out_rows, interval_scales, predict_held_out
 from simulator.profile_writer import rounded, write_profile
 from simulator.row_fit import RowFit, solve
@@ -73,7 +74,7 @@ def fit_profile(
     `all_reduce` is a file of measured all-reduce curves in place of the node's own; `node_option` is how the command
     names a node that is a file.
     """
-    chosen = select_rows(rows, node=node, card=card, precision=precision, engine=engine, variant=variant)
+    chosen, overfull = fitted_rows(rows, node=node, card=card, precision=precision, engine=engine, variant=variant)
     precision = precision_name(precision)
     degrees = tuple(sorted({row.tensor_parallel_size for row in chosen}))
     layout = layout_for(
@@ -98,7 +99,9 @@ def fit_profile(
     spread = spread_of(fit, z)
     covariance, hardly = covariance_of(fit, z, spread)
     options = [f"--node {node_option or node.name}", *([f"--all-reduce {all_reduce}"] if all_reduce else [])]
-    draft = _file(fit, z, rows, engine=engine, variant=variant, options=options, seed=seed, hardly=hardly)
+    omitted = left_out(rows, node=node, card=card, precision=precision, engine=engine, variant=variant)
+    caveats = (*omitted, *overfull, *_identifiability(chosen, hardly))
+    draft = _file(fit, z, engine=engine, variant=variant, options=options, seed=seed, caveats=caveats)
     predicted = predict_rows(profile_of(draft, Path()), chosen, node=node, card=card, seed=seed)
     errors = {"in sample": figures(np.log(predicted), fit)}
     if not bool((fit.weights == 1).all()):
@@ -150,19 +153,17 @@ def _best(fit: RowFit, starts: int, seed: int, tell: Progress) -> Floats:
 def _file(
     fit: RowFit,
     z: Floats,
-    rows: Sequence[BenchmarkRow],
     *,
     engine: str,
     variant: str,
     options: Sequence[str],
     seed: int,
-    hardly: tuple[str, ...],
+    caveats: Sequence[str],
 ) -> ProfileFile:
     """The profile without the figures that are computed from it; `options` of the command are the node's."""
     layout, chosen = fit.layout, fit.rows
     typical = layout.values(z, None)
     files = tuple(dict.fromkeys(row.file for row in chosen))
-    omitted = left_out(rows, node=fit.node, card=fit.card, precision=fit.precision, engine=engine, variant=variant)
     curves = {d: all_reduce_of(layout.values(z, d), d, node=fit.node, curves=fit.curves) for d in layout.degrees}
     return ProfileFile(
         name="-".join(filter(None, (f"{fit.node.name}/{fit.card.name}", fit.precision, engine, variant))),
@@ -186,7 +187,7 @@ def _file(
             ]
         ),
         sources=tuple(dict.fromkeys(source for file in files for source in file.source)),
-        caveats=(*dict.fromkeys(c for file in files for c in file.caveat), *omitted, *_identifiability(chosen, hardly)),
+        caveats=(*dict.fromkeys(c for file in files for c in file.caveat), *caveats),
         assumed_flags=_common_flags(chosen),
         kv_sensitivity="",
         measured=MeasuredRange(

@@ -14,9 +14,10 @@ from hardware_profiles.profile import list_profiles, load_profile
 from hardware_profiles.server_split import split_comparisons
 from hardware_profiles.shipped import PACKAGE
 from planner.refit import shipped_rows
-from simulator.benchmark_rows import BenchmarkRow, read_rows, select_rows
+from simulator.benchmark_rows import BenchmarkRow, read_rows
 from simulator.calibration import fit_profile
 from simulator.closed_loop import predict_rows
+from simulator.fitted_rows import fitted_rows
 from simulator.steptime import step_time_model
 
 NODE = load_node("mi355x")
@@ -39,7 +40,7 @@ LARGEST_BIAS = 0.03
 @lru_cache
 def rows_of(name: str) -> tuple[BenchmarkRow, ...]:
     shipped = SHIPPED[name]
-    return select_rows(
+    chosen, _ = fitted_rows(
         read_rows(shipped.path),
         node=load_node(shipped.node),
         card=load_model_card(shipped.model),
@@ -47,6 +48,7 @@ def rows_of(name: str) -> tuple[BenchmarkRow, ...]:
         engine=shipped.engine,
         variant=shipped.variant,
     )
+    return chosen
 
 
 def test_every_file_of_measured_rows_has_its_profile_and_no_profile_is_without() -> None:
