@@ -3,9 +3,9 @@
 With more tokens in flight than the cache holds, vLLM lets requests wait or preempts them; TPOT and throughput then tell
 how large the cache was, which is the memory ledger's to say, and hardly how long a step takes. In flight are
 
-    min(concurrency, max_num_seqs) x mean length share x (ISL + OSL / 2) tokens
+    min(concurrency, max_num_seqs) x mean length share x (ISL + OSL) tokens
 
-on average. `profile check` plays such rows all the same.
+at the end of a benchmark's first wave, when all requests end together. `profile check` plays such rows all the same.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def fitted_rows(
 
 
 def _tokens_in_flight(row: BenchmarkRow) -> float:
-    """Of a closed loop, on average; an open loop holds what it needs."""
+    """Of a closed loop, when its first wave ends; an open loop holds what it needs."""
     if row.concurrency is None:
         return 0.0
     share = (row.length_low + row.length_high) / 2
-    return min(row.concurrency, row.max_num_seqs) * share * (row.isl + row.osl / 2)
+    return min(row.concurrency, row.max_num_seqs) * share * (row.isl + row.osl)
