@@ -57,7 +57,10 @@ def profile_measure(
         str, typer.Option(help="Mean ISL/OSL of that traffic; lengths vary by half.", show_default="of the shapes")
     ] = "",
     open_loop_seconds: Annotated[float, typer.Option(help="Length of each such stream.", min=5)] = 120.0,
-    open_loop_sessions: Annotated[int, typer.Option(help="Server sessions that replay it.", min=1, max=9)] = 2,
+    open_loop_sessions: Annotated[
+        int | None,
+        typer.Option(help="Server sessions that replay it.", min=1, max=9, show_default="2; 1 with --server"),
+    ] = None,
 ) -> None:
     """Measure this machine: sweep vLLM over loads and shapes in fresh sessions, then fit a profile to it.
 

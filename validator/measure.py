@@ -22,9 +22,9 @@ from hardware_profiles.model import ModelCard
 from hardware_profiles.node import Node
 from validator.all_reduce import measure_all_reduce, python_of
 from validator.measured_rows import session_spread, write_measured, write_runs
-from validator.open_loop import OpenLoopPlan, Prediction, make_prediction, replay_streams
+from validator.open_loop import OpenLoopPlan, make_prediction, read_prediction, replay_streams
 from validator.open_loop_table import Comparison, compare, print_comparisons, write_comparisons
-from validator.run_records import RunRecord, keep_plan, read_record, records, write_whole
+from validator.run_records import RunRecord, keep_plan, records, write_whole
 from validator.sweep import Progress, TargetOf, now, sweep
 from validator.sweep_plan import SweepPlan
 from validator.targets.local import AttachedTarget, LocalTarget
@@ -140,7 +140,7 @@ def check_open_loop(
         return ()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "prediction.json"
-    prediction = read_record(path, Prediction)
+    prediction = read_prediction(path)
     if prediction is None:
         kept = folder / "profile.yaml"
         for suffix in (".yaml", ".covariance.csv", ".residuals.csv"):
@@ -149,7 +149,8 @@ def check_open_loop(
         write_whole(path, prediction)
     elif prediction.plan != wanted:
         raise InputError(
-            "holds a prediction for another open loop; repeat its options or remove the file", file=str(path)
+            "holds a prediction for another open loop; repeat its options, or remove it to predict and replay anew",
+            file=str(path),
         )
     replays = replay_streams(prediction, plan, folder=folder, target_of=target_of, client=client, tell=tell)
     rows = compare(prediction, replays)

@@ -8,6 +8,7 @@ requests at once, several times more than the server seats, and the rate of fini
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from simulator.steptime import StepTimeModel, step_time_model
 from simulator.workload import RequestStream
 from validator.bench_run import Played, play, replay_arguments
 from validator.contention import LIMIT
-from validator.replay_log import Figures, figures_of, lateness_p99_s, log_of
+from validator.replay_log import Figures, figures_of, lateness_p99_s, log_of, rate_error
 from validator.run_records import ServerRecord, read_record, write_whole
 from validator.sweep import Progress, TargetOf, check_server, now, server_flags, warm
 from validator.sweep_plan import Shape, SweepPlan, shapes_of
@@ -43,6 +44,7 @@ __all__ = [
     "Stream",
     "make_prediction",
     "open_loop_of",
+    "read_prediction",
     "replay_streams",
 ]
 
@@ -50,8 +52,14 @@ BURST = "burst"
 SEATS_FILLED = 4
 """Requests of the burst per request that the server can hold."""
 MOST_BURST, LEAST_BURST = 4000, 60
-LATE_S, LATE_SHARE = 0.005, 0.10
+LEAST_REQUESTS = 20
+"""Of a stream: percentiles of fewer say nothing."""
+LATE_S, LATE_SHARE = 0.005, 0.02
 """A client may be so late (p99): the greater of a time and a share of the median TTFT, which counts its lateness."""
+RATE_OFF = 0.01
+"""A client's rate may be so far from the intended one."""
+SESSIONS = 2
+"""Server sessions that replay the streams where nothing else was asked for."""
 
 
 class _Frozen(BaseModel):
@@ -70,7 +78,10 @@ class OpenLoopPlan(_Frozen):
     seconds: Annotated[float, Field(ge=5)]
     """Length of each Poisson stream."""
     sessions: Annotated[int, Field(ge=1, le=20)]
-    """Server sessions that replay the same streams: how far they differ is the machine's own variation."""
+    """Server sessions that replay the same streams: how far they differ is the machine's own variation.
+
+    A server that was running is one session, and tells nothing of it.
+    """
     degree: Annotated[int, Field(ge=1)]
     seed: Annotated[int, Field(ge=0)]
 
@@ -88,7 +99,7 @@ class Stream(_Frozen):
 
 
 class Prediction(_Frozen):
-    """Written before anything is replayed."""
+    """Written before anything is replayed; a replay names the file by its digest."""
 
     plan: OpenLoopPlan
     written: str
@@ -103,27 +114,36 @@ class Prediction(_Frozen):
 class Replay(_Frozen):
     """One stream, sent to a real server."""
 
+    prediction_sha256: str
+    """Of the `prediction.json` whose stream was sent."""
     stream: str
     session: int
     server: ServerRecord
     played: Played
-    measured: Figures
+    measured: Figures | None
+    """None = too few requests were answered."""
     lateness_p99_s: float
     """Of the client behind the intended arrivals."""
     date: str
     invalid: tuple[str, ...]
 
 
-def open_loop_of(text: str, *, mix: str, seconds: float, sessions: int, plan: SweepPlan) -> OpenLoopPlan | None:
+def open_loop_of(text: str, *, mix: str, seconds: float, sessions: int | None, plan: SweepPlan) -> OpenLoopPlan | None:
     """What the command line asks for; None where `--open-loop` names no share."""
     if not text:
         return None
+    if plan.server and sessions not in (None, 1):
+        raise InputError(
+            f"{sessions} is not allowed: a server that is running gives one session; leave it at 1, or leave --server "
+            "out",
+            key="--open-loop-sessions",
+        )
     rule = "give shares of capacity between 0 and 1, each once, e.g. 0.5,0.7,0.9"
     try:
         shares = sorted(float(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"{text!r} is not allowed; {rule}", key="--open-loop") from None
-    if not 0 < shares[0] <= shares[-1] < 1 or len(set(shares)) < len(shares):
+    if not 0 < shares[0] <= shares[-1] < 1 or len(set(map(_share_name, shares))) < len(shares):
         raise InputError(f"{text!r} is not allowed; {rule}", key="--open-loop")
     if mix:
         (shape, *others) = shapes_of(mix, "--mix")
@@ -133,7 +153,12 @@ def open_loop_of(text: str, *, mix: str, seconds: float, sessions: int, plan: Sw
         isl, osl = (np.mean([getattr(s, name) for s in plan.shapes]) for name in ("isl", "osl"))
         shape = Shape(isl=round(isl), osl=round(osl))
     return OpenLoopPlan(
-        shares=tuple(shares), mix=shape, seconds=seconds, sessions=sessions, degree=plan.degrees[0], seed=plan.seed
+        shares=tuple(shares),
+        mix=shape,
+        seconds=seconds,
+        sessions=sessions or (1 if plan.server else SESSIONS),
+        degree=plan.degrees[0],
+        seed=plan.seed,
     )
 
 
@@ -158,15 +183,24 @@ def make_prediction(
         raise InputError(f"--mix {wanted.mix} is longer than the server's max_model_len {engine.max_model_len}")
     seats = min(engine.max_num_seqs, max(1, blocks * engine.block_size // longest))
     count = int(np.clip(SEATS_FILLED * seats, LEAST_BURST, MOST_BURST))
-    burst = _stream(wanted, BURST, None, np.zeros(count), engine, model, blocks)
+    burst = _stream(wanted, 0, BURST, None, np.zeros(count), engine, model, blocks)
     streams = [burst]
     capacity_rps = burst.predicted.finished_rps
-    for share in wanted.shares:
+    if capacity_rps is None:
+        raise InputError(f"all requests of --mix {wanted.mix} finish at once, so it has no capacity; give longer ones")
+    for number, share in enumerate(wanted.shares, start=1):
         rate_rps = share * capacity_rps
-        count = max(2, round(rate_rps * wanted.seconds))
-        gaps = np.random.default_rng([wanted.seed, 1, round(1000 * share)]).standard_exponential(count)
+        count = round(rate_rps * wanted.seconds)
+        if count < LEAST_REQUESTS:
+            raise InputError(
+                f"at {_share_name(share)} of a capacity of {capacity_rps:.3g} requests/s, {wanted.seconds:g} s hold "
+                f"{count} requests, fewer than the {LEAST_REQUESTS} that percentiles need; give "
+                f"--open-loop-seconds {np.ceil(LEAST_REQUESTS / rate_rps):.0f} or more"
+            )
+        gaps = np.random.default_rng([wanted.seed, 1, number]).standard_exponential(count)
         arrival_s = np.cumsum(gaps) / rate_rps
-        streams.append(_stream(wanted, f"{share:.0%}", rate_rps, arrival_s - arrival_s[0], engine, model, blocks))
+        arrival_s -= arrival_s[0]
+        streams.append(_stream(wanted, number, _share_name(share), rate_rps, arrival_s, engine, model, blocks))
     return Prediction(
         plan=wanted,
         written=now(),
@@ -180,6 +214,7 @@ def make_prediction(
 
 def _stream(
     wanted: OpenLoopPlan,
+    number: int,
     name: str,
     rate_rps: float | None,
     arrival_s: np.ndarray[tuple[int], np.dtype[np.float64]],
@@ -188,7 +223,7 @@ def _stream(
     blocks: int,
 ) -> Stream:
     """Draw lengths of their own for every stream, and predict it."""
-    generator = np.random.default_rng([wanted.seed, 2, len(arrival_s)])
+    generator = np.random.default_rng([wanted.seed, 2, number])
     prompt, output, _ = clip_lengths(
         draw_lengths(LognormalLengths(mean=wanted.mix.isl, cv=wanted.cv), len(arrival_s), generator),
         np.maximum(draw_lengths(LognormalLengths(mean=wanted.mix.osl, cv=wanted.cv), len(arrival_s), generator), 2),
@@ -203,18 +238,33 @@ def _stream(
         span_s=float(arrival_s[-1]),
         clipped_fraction=(0.0,),
     )
+    predicted = figures_of(_simulated(stream, engine, model, blocks))
+    if predicted is None:
+        raise InputError(f"too few requests of --mix {wanted.mix} finish on this server ({name}); give shorter ones")
     return Stream(
         name=name,
         rate_rps=rate_rps,
         arrival_s=tuple(arrival_s.tolist()),
         prompt_tokens=tuple(prompt.tolist()),
         output_tokens=tuple(output.tolist()),
-        predicted=figures_of(_simulated(stream, engine, model, blocks)),
+        predicted=predicted,
     )
 
 
 def _simulated(stream: RequestStream, engine: EngineConfig, model: StepTimeModel, blocks: int) -> RequestLog:
     return simulate(stream, engine=engine, model=model, num_blocks=blocks, replicas=1)
+
+
+def read_prediction(path: Path) -> Prediction | None:
+    """None where nothing was predicted yet; a file that is there and cannot be read is never replaced."""
+    prediction = read_record(path, Prediction)
+    if prediction is None and path.exists():
+        raise InputError(
+            "is no whole prediction, or one of another version of goodfleet; remove it, and everything is predicted "
+            "and replayed again",
+            file=str(path),
+        )
+    return prediction
 
 
 def replay_streams(
@@ -226,15 +276,20 @@ def replay_streams(
     client: Sequence[str],
     tell: Progress,
 ) -> tuple[Replay, ...]:
-    """Send every stream to a fresh server of each session; what the folder holds and counts is not sent again."""
+    """Send every stream to a fresh server of each session; what the folder holds and counts is not sent again.
+
+    `folder` holds the prediction's file; replays of another prediction are not those of this one.
+    """
     wanted = prediction.plan
+    digest = hashlib.sha256((folder / "prediction.json").read_bytes()).hexdigest()
     found: list[Replay] = []
     total = wanted.sessions * len(prediction.streams)
     for session in range(1, wanted.sessions + 1):
         place = folder / f"session-{session}"
         place.mkdir(parents=True, exist_ok=True)
-        held = {s.name: read_record(_path(place, s), Replay) for s in prediction.streams}
-        missing = [s for s in prediction.streams if (record := held[s.name]) is None or record.invalid]
+        read = ((s.name, read_record(_path(place, s), Replay)) for s in prediction.streams)
+        held = {name: r for name, r in read if r is not None and r.prediction_sha256 == digest}
+        missing = [s for s in prediction.streams if s.name not in held or held[s.name].invalid]
         if missing:
             where = f"open loop, session {session} of {wanted.sessions}"
             tell(f"{where}, starting the server", len(found), total)
@@ -248,10 +303,10 @@ def replay_streams(
                     longest = max(map(sum, zip(stream.prompt_tokens, stream.output_tokens, strict=True)))
                     arguments = replay_arguments(trace, requests=len(stream.arrival_s), longest_tokens=longest)
                     played = play(client, server, arguments, place / f"{_file_name(stream)}.json")
-                    replay = _replay(stream, session, said, played)
+                    replay = _replay(stream, session, said, played, digest)
                     write_whole(_path(place, stream), replay)
                     held[stream.name] = replay
-        found += [replay for replay in held.values() if replay is not None]
+        found += held.values()
     return tuple(found)
 
 
@@ -261,7 +316,7 @@ def _same_server(prediction: Prediction, record: ServerRecord) -> None:
             raise TargetError(f"the server now runs with {name} {record.flags.get(name)}, was predicted with {value}")
 
 
-def _replay(stream: Stream, session: int, server: ServerRecord, played: Played) -> Replay:
+def _replay(stream: Stream, session: int, server: ServerRecord, played: Played, digest: str) -> Replay:
     invalid, result = [], played.result
     if result.failed or result.completed != len(stream.arrival_s):
         invalid.append(f"{result.completed} of {len(stream.arrival_s)} requests were answered")
@@ -273,13 +328,20 @@ def _replay(stream: Stream, session: int, server: ServerRecord, played: Played) 
         invalid.append(f"{played.cached_tokens} prompt tokens came from the prefix cache")
     late_s = lateness_p99_s(result, stream.arrival_s)
     if stream.rate_rps is not None and late_s > max(LATE_S, LATE_SHARE * result.median_ttft_ms * 1e-3):
-        invalid.append(f"the client was {late_s * 1e3:.0f} ms late (p99)")
+        invalid.append(f"the client was {late_s * 1e3:.1f} ms late (p99)")
+    off = rate_error(result, stream.arrival_s) if stream.rate_rps is not None else 0.0
+    if abs(off) > RATE_OFF:
+        invalid.append(f"the client sent at a rate {off:+.1%} off the intended one (limit {RATE_OFF:.0%})")
+    measured = figures_of(log_of(result, stream.arrival_s))
+    if measured is None and not invalid:
+        invalid.append("too few requests were answered for its figures")
     return Replay(
+        prediction_sha256=digest,
         stream=stream.name,
         session=session,
         server=server,
         played=played,
-        measured=figures_of(log_of(result, stream.arrival_s)),
+        measured=measured,
         lateness_p99_s=late_s,
         date=now(),
         invalid=tuple(invalid),
@@ -296,6 +358,10 @@ def _write_trace(stream: Stream, place: Path) -> Path:
     ]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
+
+
+def _share_name(share: float) -> str:
+    return f"{100 * share:g}%"
 
 
 def _file_name(stream: Stream) -> str:

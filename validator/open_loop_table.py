@@ -68,7 +68,8 @@ def compare(prediction: Prediction, replays: Sequence[Replay]) -> tuple[Comparis
         mine = [replay for replay in replays if replay.stream == stream.name]
         valid = [replay for replay in mine if not replay.invalid]
         for metric in BURST_METRICS if stream.name == BURST else STREAM_METRICS:
-            values = np.array([getattr(replay.measured, metric) for replay in valid])
+            figures = (getattr(replay.measured, metric) for replay in valid if replay.measured is not None)
+            values = np.array([value for value in figures if value is not None])
             predicted = float(getattr(stream.predicted, metric))
             measured = float(values.mean()) if len(values) else math.nan
             found.append(

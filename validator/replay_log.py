@@ -6,6 +6,7 @@ and limits what counts. The client's clock has its own zero; the earliest reques
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from simulator.score import Targets, score
 from simulator.tables import IN_WINDOW, ITL_EDGES_S
 from validator.bench_run import BenchResult
 
-__all__ = ["Figures", "figures_of", "lateness_p99_s", "log_of"]
+__all__ = ["Figures", "figures_of", "lateness_p99_s", "log_of", "rate_error"]
 
 Floats = NDArray[np.float64]
 NO_TARGETS = Targets(per_request_s={}, percentiles=(), attainment=0.99, deadline_s=None)
@@ -38,25 +39,32 @@ class Figures(BaseModel):
     """From the score's histogram: at most 6 % off."""
     tokens_per_s: float
     """Input and output, from the first arrival to the last token."""
-    finished_rps: float
-    """Requests finished per second in the middle of the finishes: the capacity, where requests wait all the time."""
+    finished_rps: float | None
+    """Requests finished per second in the middle of the finishes: the capacity, where requests wait all the time.
+
+    None = they all finished at once.
+    """
 
 
-def figures_of(log: RequestLog) -> Figures:
-    """The figures of a log, simulated or measured."""
+def figures_of(log: RequestLog) -> Figures | None:
+    """The figures of a log, simulated or measured; None where too few requests finished for one of them."""
+    if np.isnan(log.finish_s).all():
+        return None
     (found,) = score(log, {name: NO_TARGETS for name in log.workload_names}).workloads
     finish_s = np.sort(log.finish_s[~np.isnan(log.finish_s)])
     low, high = (int(share * (len(finish_s) - 1)) for share in MIDDLE)
     length_s = float(finish_s[-1] - log.arrival_s[0])
-    return Figures(
+    middle_s = float(finish_s[high] - finish_s[low])
+    figures = Figures(
         ttft_p50_s=found.percentiles_s["ttft"][0],
         ttft_p99_s=found.percentiles_s["ttft"][3],
         tpot_p50_s=found.percentiles_s["tpot"][0],
         tpot_mean_s=found.means_s["tpot"],
         itl_p99_s=found.percentiles_s["itl"][3],
         tokens_per_s=float(log.prompt_tokens.sum() + log.output_tokens.sum()) / length_s,
-        finished_rps=float((high - low) / (finish_s[high] - finish_s[low])),
+        finished_rps=(high - low) / middle_s if middle_s > 0 else None,
     )
+    return figures if all(value is None or math.isfinite(value) for _, value in figures) else None
 
 
 def log_of(result: BenchResult, arrival_s: Sequence[float]) -> RequestLog:
@@ -71,7 +79,7 @@ def log_of(result: BenchResult, arrival_s: Sequence[float]) -> RequestLog:
     every_gap_s = np.concatenate(gaps)
     bins = np.searchsorted(ITL_EDGES_S, every_gap_s, side="right")
     finish_s = first_s + rest_s
-    end_s = float(np.nanmax(finish_s))
+    end_s = float(np.nanmax(finish_s)) if answered.any() else 0.0
     return RequestLog(
         workload_names=("mix",),
         workload=np.zeros(count, dtype=np.int64),
@@ -100,6 +108,14 @@ def lateness_p99_s(result: BenchResult, arrival_s: Sequence[float]) -> float:
     """How far behind its intention the 99th of 100 requests left."""
     arrivals = np.array(arrival_s)
     return float(np.quantile(_sent_s(result, arrivals) - arrivals, 0.99))
+
+
+def rate_error(result: BenchResult, arrival_s: Sequence[float]) -> float:
+    """Achieved rate of sending over the intended one, minus one: from the first request to the last."""
+    intended_s, sent_s = np.ptp(np.array(arrival_s)), np.ptp(np.array(result.start_times))
+    if intended_s == 0:
+        return 0.0
+    return float(intended_s / sent_s) - 1 if sent_s > 0 else math.inf
 
 
 def _sent_s(result: BenchResult, arrivals: Floats) -> Floats:
