@@ -6,7 +6,7 @@
 Nothing is computed: every request has TTFT 20 ms + 0.3 ms per prompt token and TPOT 10 ms + 0.3 ms per request in
 flight. STUB_VLLM names what goes wrong: `refuses` ends at the start with a reason, `deaf` never gets ready, `deaf to
 SIGTERM` must be killed, `fails` ends the client with an error, `half` writes half a result, `cached` finds prompts in
-the prefix cache.
+the prefix cache, `shared` counts tokens that others sent, `uncounted` has no counters.
 """
 
 import argparse
@@ -70,6 +70,8 @@ class Server(BaseHTTPRequestHandler):
         }
         held = ",".join(f'{name}="{value}"' for name, value in labels.items())
         lines = [f"vllm:cache_config_info{{{held}}} 1.0"]
+        if WRONG == "uncounted":
+            return lines[0]
         lines += [f'vllm:{name}_total{{engine="0",model_name="m"}} {n}.0' for name, n in self.counted.items()]
         return "\n".join(lines)
 
@@ -127,7 +129,7 @@ def bench(arguments: list[str]) -> None:
     given, _ = parser.parse_known_args(arguments)
     if WRONG == "fails":
         sys.exit("aiohttp.ClientError: connection refused")
-    started = time.perf_counter() - 3600  # when nobody watched: a busy machine must not disturb what is made up
+    started = time.perf_counter() - 3600
     if given.dataset_name == "timed_trace":
         with open(given.dataset_path) as lines:
             rows = [json.loads(line) for line in lines]
@@ -161,7 +163,8 @@ def bench(arguments: list[str]) -> None:
         "ttfts": ttfts,
         "itls": [[tpot_s] * (osl - 1) for _, osl in lengths],
     }
-    said = json.dumps({"prompt_tokens": inputs, "prefix_cache_hits": inputs // 2 if WRONG == "cached" else 0})
+    counted = inputs * 102 // 100 if WRONG == "shared" else inputs
+    said = json.dumps({"prompt_tokens": counted, "prefix_cache_hits": inputs // 2 if WRONG == "cached" else 0})
     with urllib.request.urlopen(urllib.request.Request(given.base_url, data=said.encode(), method="POST")):
         pass
     text = json.dumps(result)

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from validator.child import last_lines, run_child
-from validator.contention import Contention, ContentionWatch
+from validator.contention import LIMIT, Contention, ContentionWatch
 from validator.sweep_plan import SweepRun
 from validator.targets.server_facts import counters
 from validator.targets.target import RunningServer, TargetError
 
 __all__ = ["BenchResult", "Played", "closed_loop_arguments", "play", "read_result", "replay_arguments"]
+
+
+TOKENS_OFF = 0.01
+"""Prompt tokens that the server counted may be so far from those sent: more, and others used it or lengths differ."""
 
 
 class BenchResult(BaseModel):
@@ -69,11 +73,32 @@ class Played(BaseModel):
     strangers: float | None
     stolen: float | None
     contention: float | None
-    prompt_tokens: int
-    """Counted by the server."""
-    cached_tokens: int
+    watched: bool
+    """The server is ours and /proc is there, so a contention that is not known is a fault."""
+    prompt_tokens: int | None
+    """Counted by the server; None = it has no such counter, here and below."""
+    cached_tokens: int | None
     """Prompt tokens that it found in its prefix cache."""
-    preemptions: int
+    preemptions: int | None
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether the server has none of the counters."""
+        return self.prompt_tokens is None and self.cached_tokens is None and self.preemptions is None
+
+    @property
+    def invalid(self) -> tuple[str, ...]:
+        """Why the machine or the server were not in the state that was to be measured."""
+        found, sent = [], self.result.total_input_tokens
+        if self.contention is not None and self.contention > LIMIT:
+            found.append(f"others took up to {self.contention:.1%} of the run's time (limit {LIMIT:.0%})")
+        if self.contention is None and self.watched:
+            found.append("it is not known whether others used the machine: the watch saw too little of the run")
+        if self.cached_tokens:
+            found.append(f"{self.cached_tokens} prompt tokens came from the prefix cache")
+        if self.prompt_tokens is not None and abs(self.prompt_tokens - sent) > TOKENS_OFF * sent:
+            found.append(f"the server counted {self.prompt_tokens} prompt tokens, and {sent} were sent")
+        return tuple(found)
 
 
 def closed_loop_arguments(run: SweepRun, *, range_ratio: float) -> tuple[str, ...]:
@@ -118,9 +143,10 @@ def play(command: Sequence[str], server: RunningServer, arguments: Sequence[str]
         command=shlex.join((*whole[:-1], saved.name)),
         result=result,
         **_shares(found),
-        prompt_tokens=round(after["prompt_tokens"] - before["prompt_tokens"]),
-        cached_tokens=round(after["prefix_cache_hits"] - before["prefix_cache_hits"]),
-        preemptions=round(after["num_preemptions"] - before["num_preemptions"]),
+        watched=watch.possible,
+        prompt_tokens=_increase("prompt_tokens", before, after),
+        cached_tokens=_increase("prefix_cache_hits", before, after),
+        preemptions=_increase("num_preemptions", before, after),
     )
 
 
@@ -140,6 +166,12 @@ def _client(command: Sequence[str], log: Path) -> None:
     code = run_child(command, log)
     if code != 0:
         raise TargetError(f"the benchmark client ended with {code}: {shlex.join(command)}\n{last_lines(log)}")
+
+
+def _increase(name: str, before: Mapping[str, float | None], after: Mapping[str, float | None]) -> int | None:
+    """vLLM's counters are there from its start, at 0."""
+    first, last = before[name], after[name]
+    return None if first is None or last is None else round(last - first)
 
 
 def _shares(found: Contention | None) -> dict[str, float | None]:

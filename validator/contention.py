@@ -27,6 +27,8 @@ __all__ = ["LIMIT", "Contention", "ContentionWatch"]
 
 LIMIT = 0.05
 EVERY_S = 0.5
+NEAR_S = 2 * EVERY_S
+"""A sample must lie so near to each end of a stretch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,11 @@ class _Sample:
 class ContentionWatch:
     """Samples /proc while a run lasts; state: the samples so far, none where the server is not ours or not on Linux."""
 
+    possible: bool
+    """Whether the machine can be watched: then a run of which nothing is known does not count."""
+
     def __init__(self, server_pid: int | None) -> None:
+        self.possible = server_pid is not None and machine_s() is not None
         self._server_pid = server_pid
         self._samples: list[_Sample] = []
         self._over = threading.Event()
@@ -76,31 +82,41 @@ class ContentionWatch:
         self._thread.join()
 
     def between(self, start_s: float, end_s: float) -> Contention | None:
-        """Of a stretch of `time.perf_counter`, which is one clock for all processes on Linux; None = not known."""
+        """Of a stretch of `time.perf_counter`, which is one clock for all processes on Linux.
+
+        None = not known: nobody watched, or not near both ends. Where Linux does not tell waits, only the strangers'
+        share of all CPUs is known.
+        """
         inside = [s for s in self._samples if start_s - EVERY_S <= s.at_s <= end_s + EVERY_S]
         if len(inside) < 2:
             return None
         first, last = inside[0], inside[-1]
         span_s = last.at_s - first.at_s
-        waits = [last.waited_s[pid] - first.waited_s[pid] for pid in first.waited_s if pid in last.waited_s]
-        if not waits or span_s <= 0:
+        if first.at_s > start_s + NEAR_S or last.at_s < end_s - NEAR_S or span_s <= 0:
             return None
+        waits = [last.waited_s[pid] - first.waited_s[pid] for pid in first.waited_s if pid in last.waited_s]
         machine = last.machine_s[0] - first.machine_s[0]
         cpus = os.cpu_count() or 1
         return Contention(
-            wait=max(waits) / span_s,
+            wait=max(waits, default=0.0) / span_s,
             strangers=max(0.0, machine - (last.ours_s - first.ours_s)) / span_s,
             cpus=cpus,
             stolen=(last.machine_s[1] - first.machine_s[1]) / span_s / cpus,
         )
 
     def _watch(self) -> None:
-        while not self._over.wait(EVERY_S):
-            machine = machine_s()
-            if self._server_pid is None or machine is None:
-                return
-            ours = tuple(dict.fromkeys((*tree_of(self._server_pid), *tree_of(os.getpid()))))
-            waits = {pid: wait for pid in ours if (wait := waited_s(pid)) is not None}
-            self._samples.append(
-                _Sample(at_s=time.perf_counter(), waited_s=waits, ours_s=busy_s(ours), machine_s=machine)
-            )
+        """At the start, every so often, and at the end."""
+        if self._server_pid is None:
+            return
+        while self._sample(self._server_pid) and not self._over.wait(EVERY_S):
+            pass
+        self._sample(self._server_pid)
+
+    def _sample(self, server_pid: int) -> bool:
+        machine = machine_s()
+        if machine is None:
+            return False
+        ours = tuple(dict.fromkeys((*tree_of(server_pid), *tree_of(os.getpid()))))
+        waits = {pid: wait for pid in ours if (wait := waited_s(pid)) is not None}
+        self._samples.append(_Sample(at_s=time.perf_counter(), waited_s=waits, ours_s=busy_s(ours), machine_s=machine))
+        return True

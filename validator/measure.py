@@ -206,6 +206,8 @@ def _print_runs(found: Sequence[RunRecord], console: Console) -> None:
             "no: " + "; ".join(record.invalid) if record.invalid else "yes",
         )
     console.print(table)
+    if any(record.played.unchecked for record in found):
+        console.print("Not checked: prompt tokens, prefix cache and preemptions, of which the server has no counters.")
     if spread := session_spread(found):
         figures = ", ".join(f"{name} {sd:.1%}" for name, sd in spread.items())
         console.print(f"Between sessions (standard deviation of one point): {figures}.", highlight=False)

@@ -48,6 +48,8 @@ def write_measured(path: Path, found: Sequence[RunRecord], *, plan: SweepPlan, m
         lines.append("# caveat: One server that was running already: what a restart changes is not in the figures.")
     if any(record.played.contention is None for record in valid):
         lines.append("# caveat: Nobody watched whether others used the machine during these runs.")
+    if any(record.played.unchecked for record in valid):
+        lines.append("# caveat: The server has no counters: neither prompt tokens nor its prefix cache were checked.")
     rows = [_row(record, plan=plan, model=model) for record in valid]
     _write(path, lines, rows)
     return len(rows)

@@ -29,7 +29,6 @@ from simulator.run import simulate
 from simulator.steptime import StepTimeModel, step_time_model
 from simulator.workload import RequestStream
 from validator.bench_run import Played, play, replay_arguments
-from validator.contention import LIMIT
 from validator.replay_log import Figures, figures_of, lateness_p99_s, log_of, rate_error
 from validator.run_records import ServerRecord, read_record, write_whole
 from validator.sweep import Progress, TargetOf, check_server, now, server_flags, warm
@@ -322,10 +321,7 @@ def _replay(stream: Stream, session: int, server: ServerRecord, played: Played, 
         invalid.append(f"{result.completed} of {len(stream.arrival_s)} requests were answered")
     if result.input_lens != stream.prompt_tokens or result.output_lens != stream.output_tokens:
         invalid.append("the client sent or received other lengths than were predicted")
-    if played.contention is not None and played.contention > LIMIT:
-        invalid.append(f"others took up to {played.contention:.1%} of the run's time (limit {LIMIT:.0%})")
-    if played.cached_tokens:
-        invalid.append(f"{played.cached_tokens} prompt tokens came from the prefix cache")
+    invalid += played.invalid
     late_s = lateness_p99_s(result, stream.arrival_s)
     if stream.rate_rps is not None and late_s > max(LATE_S, LATE_SHARE * result.median_ttft_ms * 1e-3):
         invalid.append(f"the client was {late_s * 1e3:.1f} ms late (p99)")

@@ -70,8 +70,8 @@ def busy_s(pids: tuple[int, ...]) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat behind the command's name, which may hold blanks."""
+    """The fields of /proc/<pid>/stat behind the command's name, which may hold blanks and any bytes."""
     try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []

@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hardware_profiles.errors import InputError
 from simulator.flags import FlagValue
 from validator.bench_run import Played
-from validator.contention import LIMIT
 from validator.sweep_plan import SweepPlan, SweepRun
 from validator.targets.target import RunningServer, TargetError
 
@@ -74,11 +73,7 @@ class RunRecord(BaseModel):
         found, result = [], self.played.result
         if result.failed or result.completed != self.run.requests:
             found.append(f"{result.completed} of {self.run.requests} requests were answered")
-        if self.played.contention is not None and self.played.contention > LIMIT:
-            found.append(f"others took up to {self.played.contention:.1%} of the run's time (limit {LIMIT:.0%})")
-        if self.played.cached_tokens:
-            found.append(f"{self.played.cached_tokens} prompt tokens came from the prefix cache")
-        return tuple(found)
+        return (*found, *self.played.invalid)
 
 
 def keep_plan(folder: Path, plan: SweepPlan) -> None:

@@ -108,8 +108,22 @@ def model_folder(folder: Path) -> Path:
     return folder / "tiny"
 
 
+QUIET = Contention(wait=0.0, strangers=0.0, cpus=2, stolen=0.0)
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that use the machine of the tests must not disturb what the stand-in makes up."""
+    monkeypatch.setattr(ContentionWatch, "between", lambda *_: QUIET)
+
+
 def goodfleet(*arguments: str | Path) -> tuple[str, ...]:
-    return (sys.executable, "-c", "from validator.cli import app; app()", *map(str, arguments))
+    """The command, on a machine that looks quiet."""
+    script = (
+        "from validator.contention import Contention, ContentionWatch; from validator.cli import app; "
+        f"ContentionWatch.between = lambda watch, *_: {QUIET!r} if watch.possible else None; app()"
+    )
+    return (sys.executable, "-c", script, *map(str, arguments))
 
 
 def measure_command(folder: Path, *more: str) -> tuple[str, ...]:
@@ -225,6 +239,30 @@ def test_a_run_whose_prompts_were_in_the_prefix_cache_does_not_count(
     monkeypatch.setenv("STUB_VLLM", "cached")
     found = swept(tmp_path, plan())
     assert all("from the prefix cache" in record.invalid[0] for record in found)
+
+
+def test_a_run_that_nobody_watched_on_a_machine_that_can_be_watched_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ContentionWatch, "between", lambda *_: None)
+    found = swept(tmp_path, plan(concurrency=(1,)))
+    assert {record.invalid for record in found} == {
+        ("it is not known whether others used the machine: the watch saw too little of the run",)
+    }
+
+
+def test_a_run_on_a_server_that_others_used_too_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_VLLM", "shared")
+    found = swept(tmp_path, plan(concurrency=(1,)))
+    assert all("prompt tokens, and" in record.invalid[0] for record in found)
+
+
+def test_a_server_without_counters_is_said_to_be_unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_VLLM", "uncounted")
+    found = swept(tmp_path, plan(concurrency=(1,)))
+    assert [(r.played.prompt_tokens, r.played.cached_tokens, r.invalid) for r in found] == [(None, None, ())] * 2
+    write_measured(tmp_path / "measured.csv", found, plan=plan(), model="m", command="c")
+    assert "The server has no counters" in read_rows(tmp_path / "measured.csv")[0].file.caveat[0]
 
 
 def test_a_client_that_fails_is_told_with_its_command_and_its_last_lines(

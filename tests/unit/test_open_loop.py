@@ -10,6 +10,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
 from validator.bench_run import BenchResult, Played
+from validator.contention import Contention, ContentionWatch
 from validator.measure import target_source
 from validator.open_loop import (
     BURST,
@@ -106,6 +107,7 @@ def replay(session: int, ttft_p50_s: float, *invalid: str) -> Replay:
         strangers=0.0,
         stolen=0.0,
         contention=0.0,
+        watched=True,
         prompt_tokens=8,
         cached_tokens=0,
         preemptions=0,
@@ -139,6 +141,13 @@ def sweep_plan(server: str = "") -> SweepPlan:
         server=server,
         arguments="",
     )
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that use the machine of the tests must not disturb what the stand-in makes up."""
+    quiet = Contention(wait=0.0, strangers=0.0, cpus=2, stolen=0.0)
+    monkeypatch.setattr(ContentionWatch, "between", lambda *_: quiet)
 
 
 def silent(stage: str, done: int, total: int) -> None:

@@ -89,14 +89,17 @@ def read_facts(url: str, log: Path | None) -> ServerFacts:
     )
 
 
-def counters(url: str) -> dict[str, float]:
-    """The server's counters, summed over engines: tokens computed and found in the prefix cache, preemptions."""
+def counters(url: str) -> dict[str, float | None]:
+    """The server's counters, summed over engines: tokens computed and found in the prefix cache, preemptions.
+
+    None = the server has no such counter.
+    """
     names = ("prompt_tokens", "generation_tokens", "prefix_cache_hits", "num_preemptions")
-    found = dict.fromkeys(names, 0.0)
+    found: dict[str, float | None] = dict.fromkeys(names)
     for line in (_text(f"{url}/metrics") or "").splitlines():
         name, _, value = line.partition("{")[0].removeprefix("vllm:"), *line.rpartition(" ")[1:]
         if name.removesuffix("_total") in found and name.endswith("_total"):
-            found[name.removesuffix("_total")] += float(value)
+            found[name.removesuffix("_total")] = (found[name.removesuffix("_total")] or 0.0) + float(value)
     return found
 
 
