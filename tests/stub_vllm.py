@@ -6,7 +6,8 @@
 Nothing is computed: every request has TTFT 20 ms + 0.3 ms per prompt token and TPOT 10 ms + 0.3 ms per request in
 flight. STUB_VLLM names what goes wrong: `refuses` ends at the start with a reason, `deaf` never gets ready, `deaf to
 SIGTERM` must be killed, `fails` ends the client with an error, `half` writes half a result, `cached` finds prompts in
-the prefix cache, `shared` counts tokens that others sent, `uncounted` has no counters.
+the prefix cache, `shared` counts tokens that others sent, `uncounted` has no counters, `smaller` has half the
+KV cache, `newer` is another version. STUB_VLLM_CONFIG (part.flag=value) adds to the configuration that it tells.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 WRONG = os.environ.get("STUB_VLLM", "")
-KV_TOKENS, BLOCK = 87_296, 128
+KV_TOKENS, BLOCK = 87_296 // (2 if WRONG == "smaller" else 1), 128
 
 
 class Server(BaseHTTPRequestHandler):
@@ -36,10 +37,10 @@ class Server(BaseHTTPRequestHandler):
             return
         answers = {
             "/health": "",
-            "/version": json.dumps({"version": "0.32.0"}),
+            "/version": json.dumps({"version": "0.33.0" if WRONG == "newer" else "0.32.0"}),
             "/v1/models": json.dumps({"data": [{"id": "m", "root": self.given.model, "max_model_len": 2048}]}),
             "/metrics": self.metrics(),
-            "/server_info": json.dumps({"vllm_config": self.config()}),
+            "/server_info": json.dumps({"vllm_config": self.resolved()}),
         }
         if address not in answers:
             self.send_error(404)
@@ -74,6 +75,14 @@ class Server(BaseHTTPRequestHandler):
             return lines[0]
         lines += [f'vllm:{name}_total{{engine="0",model_name="m"}} {n}.0' for name, n in self.counted.items()]
         return "\n".join(lines)
+
+    def resolved(self) -> dict[str, dict[str, object]]:
+        config = self.config()
+        if said := os.environ.get("STUB_VLLM_CONFIG"):
+            place, _, value = said.partition("=")
+            part, _, flag = place.partition(".")
+            config.setdefault(part, {})[flag] = json.loads(value)
+        return config
 
     def config(self) -> dict[str, dict[str, object]]:
         return {

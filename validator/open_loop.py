@@ -22,7 +22,6 @@ from hardware_profiles.model import ModelCard
 from hardware_profiles.node import Node
 from hardware_profiles.profile import load_profile
 from simulator.engine import ENGINE_FLAGS, EngineConfig
-from simulator.flags import FlagValue
 from simulator.lengths import LognormalLengths, clip_lengths, draw_lengths
 from simulator.log import RequestLog
 from simulator.run import simulate
@@ -31,7 +30,7 @@ from simulator.workload import RequestStream
 from validator.bench_run import Played, play, replay_arguments
 from validator.replay_log import Figures, figures_of, lateness_p99_s, log_of, rate_error
 from validator.run_records import ServerRecord, read_record, write_whole
-from validator.sweep import Progress, TargetOf, check_server, now, server_flags, warm
+from validator.sweep import Progress, TargetOf, check_server, now, server_differences, server_flags, warm
 from validator.sweep_plan import Shape, SweepPlan, shapes_of
 from validator.targets.target import TargetError
 
@@ -104,8 +103,8 @@ class Prediction(_Frozen):
     written: str
     profile: str
     """The profile's file, beside this one."""
-    flags: dict[str, FlagValue]
-    kv_cache_tokens: int
+    server: ServerRecord
+    """The server that it is for."""
     capacity_rps: float
     streams: tuple[Stream, ...]
 
@@ -204,8 +203,7 @@ def make_prediction(
         plan=wanted,
         written=now(),
         profile=profile.name,
-        flags=server.flags,
-        kv_cache_tokens=server.kv_cache_tokens,
+        server=server,
         capacity_rps=capacity_rps,
         streams=tuple(streams),
     )
@@ -310,9 +308,8 @@ def replay_streams(
 
 
 def _same_server(prediction: Prediction, record: ServerRecord) -> None:
-    for name, value in prediction.flags.items():
-        if record.flags.get(name) != value:
-            raise TargetError(f"the server now runs with {name} {record.flags.get(name)}, was predicted with {value}")
+    if differences := server_differences(prediction.server, record):
+        raise TargetError(f"the server is not the one of the prediction: {', '.join(differences)}")
 
 
 def _replay(stream: Stream, session: int, server: ServerRecord, played: Played, digest: str) -> Replay:

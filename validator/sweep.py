@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hardware_profiles.errors import InputError
 from simulator.flags import FlagValue
 from validator.bench_run import closed_loop_arguments, play
-from validator.run_records import RunRecord, ServerRecord, finished, record_server, session_folder, write_whole
+from validator.run_records import RunRecord, ServerRecord, finished, record_server, records, session_folder, write_whole
 from validator.sweep_plan import SweepPlan
 from validator.targets.target import RunningServer, Target, TargetError
 
-__all__ = ["Progress", "TargetOf", "check_server", "now", "server_flags", "sweep", "warm"]
+__all__ = ["Progress", "TargetOf", "check_server", "now", "server_differences", "server_flags", "sweep", "warm"]
 
+TOKENS_OFF = 0.02
+"""KV cache tokens of two starts may differ by this share."""
 Progress = Callable[[str, int, int], None]
 TargetOf = Callable[[Path], Target]
 """The target whose logs go to a folder."""
+PLAIN: dict[str, FlagValue] = {
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "num_speculative_tokens": 0,
+    "enable_chunked_prefill": True,
+    "long_prefill_token_threshold": 0,
+    "long_prefill_token_threshold_adaptive": False,
+    "max_num_active_seqs": 0,
+    "watermark": 0.0,
+    "scheduling_policy": "fcfs",
+}
+"""Flags that have no column in `measured.csv`: rows of a server with other values would be taken for these.
+
+0 where the server has none of it. vLLM's defaults (0.32 vllm/config/scheduler.py, parallel.py).
+"""
 NEEDED = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 
 
@@ -37,6 +55,7 @@ def sweep(plan: SweepPlan, folder: Path, target_of: TargetOf, client: Sequence[s
             tell(f"{where}, starting the server", done, total)
             with target_of(place).running(server_flags(plan, degree)) as server:
                 record = check_server(server, plan, degree, place)
+                refuse_another_server(folder, records(folder, plan), record, degree)
                 tell(f"{where}, warming up", done, total)
                 warm(plan, degree, session, server, client, place)
                 for run in missing:
@@ -46,6 +65,40 @@ def sweep(plan: SweepPlan, folder: Path, target_of: TargetOf, client: Sequence[s
                     made = RunRecord(degree=degree, session=session, run=run, server=record, played=played, date=now())
                     write_whole(place / f"{run.name}.run.json", made)
                     done += 1
+
+
+def refuse_another_server(folder: Path, held: Iterable[RunRecord], record: ServerRecord, degree: int) -> None:
+    """Sessions that differ in more than the restart are not replications of one another."""
+    for run in held:
+        if run.server.vllm_version != record.vllm_version:
+            raise InputError(
+                f"holds runs of vLLM {run.server.vllm_version}, and the server is {record.vllm_version}; give --out "
+                "another folder",
+                file=str(folder),
+            )
+        if run.degree == degree and (differences := server_differences(run.server, record)):
+            raise InputError(
+                f"the server of this session differs from that of earlier runs: {', '.join(differences)}; start it as "
+                "it was, or give --out another folder",
+                file=str(folder),
+            )
+
+
+def server_differences(was: ServerRecord, now: ServerRecord) -> tuple[str, ...]:
+    """What two starts of a server say differently, KV cache tokens within 2 %: a GPU's free memory varies a little."""
+    found = [
+        f"{name} {now.flags.get(name)} instead of {value}"
+        for name, value in was.flags.items()
+        if now.flags.get(name) != value
+    ]
+    if was.vllm_version != now.vllm_version:
+        found.append(f"vLLM {now.vllm_version} instead of {was.vllm_version}")
+    held, left = was.kv_cache_tokens, now.kv_cache_tokens
+    if (held is None) != (left is None) or (
+        held is not None and left is not None and abs(left - held) > TOKENS_OFF * held
+    ):
+        found.append(f"{left} KV cache tokens instead of {held}")
+    return tuple(found)
 
 
 def server_flags(plan: SweepPlan, degree: int) -> dict[str, FlagValue]:
@@ -66,6 +119,13 @@ def check_server(server: RunningServer, plan: SweepPlan, degree: int, folder: Pa
             f"the server does not tell {', '.join(unknown)}; start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
             "which opens /server_info, or let this command start it"
         )
+    for name, plain in PLAIN.items():
+        if (value := facts.flags.get(name, plain)) != plain:
+            raise InputError(
+                f"the server runs with {name} {value}, and a profile's rows hold only those with {plain}; leave "
+                f"--{name.replace('_', '-')} out of --flags",
+                key="--server" if plan.server else "--flags",
+            )
     longest = facts.flags.get("max_model_len")
     if isinstance(longest, int) and plan.longest_tokens > longest:
         raise InputError(

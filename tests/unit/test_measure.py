@@ -314,6 +314,39 @@ def test_a_folder_of_another_plan_is_refused_with_what_differs(tmp_path: Path) -
         keep_plan(tmp_path, plan(waves=4))
 
 
+def test_a_folder_holds_runs_of_one_version_and_one_kind_of_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept(tmp_path, plan(concurrency=(1,), sessions=2))
+    (tmp_path / "tp1" / "session-2" / "32-128-c1.run.json").unlink()
+    monkeypatch.setenv("STUB_VLLM", "smaller")
+    with pytest.raises(InputError, match=r"differs from that of earlier runs: 43648 KV cache tokens instead of 87296"):
+        swept(tmp_path, plan(concurrency=(1,), sessions=2))
+    monkeypatch.setenv("STUB_VLLM", "newer")
+    with pytest.raises(InputError, match=r"holds runs of vLLM 0.32.0, and the server is 0.33.0"):
+        swept(tmp_path, plan(concurrency=(1,), sessions=2))
+
+
+@pytest.mark.parametrize(
+    ("said", "flag"),
+    [
+        ("parallel_config.data_parallel_size=2", "data_parallel_size 2"),
+        ("parallel_config.pipeline_parallel_size=2", "pipeline_parallel_size 2"),
+        ("parallel_config.enable_expert_parallel=true", "enable_expert_parallel True"),
+        ("speculative_config.num_speculative_tokens=3", "num_speculative_tokens 3"),
+        ("scheduler_config.enable_chunked_prefill=false", "enable_chunked_prefill False"),
+        ("scheduler_config.long_prefill_token_threshold=64", "long_prefill_token_threshold 64"),
+        ("scheduler_config.watermark=0.1", "watermark 0.1"),
+    ],
+)
+def test_a_server_that_does_what_no_row_holds_is_refused(
+    said: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_VLLM_CONFIG", said)
+    with pytest.raises(InputError, match=rf"--flags: the server runs with {flag}.*leave --.* out of --flags"):
+        swept(tmp_path, plan(concurrency=(1,)))
+
+
 # What is written
 
 
@@ -352,7 +385,7 @@ def test_a_measurement_ends_in_a_profile_and_an_open_loop_that_was_predicted_fir
     assert {row["load"] for row in rows} == {"50%", "burst"}
     assert all(row["predicted"] and row["measured"] and row["error"] for row in rows), rows
     assert not any(row["does_not_count"] for row in rows)
-    assert json.loads(prediction.read_text())["flags"]["block_size"] == 128
+    assert json.loads(prediction.read_text())["server"]["flags"]["block_size"] == 128
 
 
 def test_an_interrupted_measurement_says_how_to_go_on_and_leaves_no_server(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from validator.open_loop import (
 from validator.open_loop_table import compare, markdown, write_comparisons
 from validator.replay_log import Figures, figures_of, lateness_p99_s, log_of, rate_error
 from validator.run_records import ServerRecord, write_whole
+from validator.sweep import server_differences
 from validator.sweep_plan import Shape, SweepPlan
+from validator.targets.target import TargetError
 
 STUB = (sys.executable, str(Path(__file__).parents[1] / "stub_vllm.py"))
 
@@ -80,26 +82,29 @@ def prediction() -> Prediction:
         plan=wanted,
         written="2026-12-01T10:00:00Z",
         profile="profile.yaml",
-        flags={},
-        kv_cache_tokens=1280,
+        server=server_record(),
         capacity_rps=4.0,
         streams=(stream(BURST, None), stream("50%", 2.0)),
     )
 
 
-def replay(session: int, ttft_p50_s: float, *invalid: str) -> Replay:
-    server = ServerRecord(
+def server_record() -> ServerRecord:
+    """What the stand-in says of itself, as far as it matters."""
+    return ServerRecord(
         vllm_version="0.32.0",
         model_id="m",
         model_path="m",
-        kv_cache_tokens=1280,
-        num_gpu_blocks=10,
+        kv_cache_tokens=87_296,
+        num_gpu_blocks=682,
         flags={},
         told_by="",
         command="",
         fresh=True,
         started="",
     )
+
+
+def replay(session: int, ttft_p50_s: float, *invalid: str) -> Replay:
     played = Played(
         command="",
         result=result([0.0]),
@@ -116,7 +121,7 @@ def replay(session: int, ttft_p50_s: float, *invalid: str) -> Replay:
         prediction_sha256="",
         stream="50%",
         session=session,
-        server=server,
+        server=server_record(),
         played=played,
         measured=figures(ttft_p50_s),
         lateness_p99_s=0.0,
@@ -259,6 +264,24 @@ def test_replays_belong_to_the_prediction_that_was_sent(tmp_path: Path) -> None:
     assert replayed(tmp_path / "out", told) == []
     other = told.model_copy(update={"capacity_rps": 5.0})
     assert replayed(tmp_path / "out", other) == ["50-percent.replay.json", "burst.replay.json"]
+
+
+def test_what_two_starts_of_a_server_say_differently_is_named() -> None:
+    was = server_record().model_copy(update={"flags": {"max_num_seqs": 64}})
+    nearly = was.model_copy(update={"kv_cache_tokens": 87_296 * 101 // 100, "started": "later"})
+    assert server_differences(was, nearly) == ()
+    other = {"kv_cache_tokens": 80_000, "vllm_version": "0.33.0", "flags": {"max_num_seqs": 32}}
+    assert server_differences(was, was.model_copy(update=other)) == (
+        "max_num_seqs 32 instead of 64",
+        "vLLM 0.33.0 instead of 0.32.0",
+        "80000 KV cache tokens instead of 87296",
+    )
+
+
+def test_a_prediction_for_another_version_is_not_replayed(tmp_path: Path) -> None:
+    server = server_record().model_copy(update={"vllm_version": "0.31.0"})
+    with pytest.raises(TargetError, match=r"not the one of the prediction: vLLM 0.32.0 instead of 0.31.0"):
+        replayed(tmp_path, prediction().model_copy(update={"server": server}))
 
 
 def test_a_prediction_that_cannot_be_read_is_never_replaced(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ FLAG_PLACES = {
     "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),
     "enable_chunked_prefill": ("scheduler_config", "enable_chunked_prefill"),
     "long_prefill_token_threshold": ("scheduler_config", "long_prefill_token_threshold"),
+    "long_prefill_token_threshold_adaptive": ("scheduler_config", "long_prefill_token_threshold_adaptive"),
+    "max_num_active_seqs": ("scheduler_config", "max_num_active_seqs"),
     "watermark": ("scheduler_config", "watermark"),
     "scheduling_policy": ("scheduler_config", "policy"),
     "async_scheduling": ("scheduler_config", "async_scheduling"),
@@ -43,6 +45,7 @@ FLAG_PLACES = {
     "dtype": ("model_config", "dtype"),
     "quantization": ("model_config", "quantization"),
     "enforce_eager": ("model_config", "enforce_eager"),
+    "num_speculative_tokens": ("speculative_config", "num_speculative_tokens"),
 }
 """Where `/server_info` holds each flag."""
 LABELS = {
@@ -152,4 +155,5 @@ def _flags_of_log(written: str) -> dict[str, FlagValue]:
     if not given:
         return {}
     values = ast.literal_eval(given[-1])
+    values |= values.get("speculative_config") or {}
     return {name: value for name, value in values.items() if name in FLAG_PLACES}
