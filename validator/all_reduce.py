@@ -1,14 +1,18 @@
 """Measures what an all-reduce costs on this node, per tensor-parallel degree, and writes it as profiles read it.
 
-The time of a message of m bytes is latency + m / bandwidth up to 3 MB, fitted to the medians with relative errors;
-larger messages take another algorithm, whose bandwidth the profile's fit finds from prefill-heavy rows
-(`simulator/all_reduce_curve.py`).
+A degree is measured when its points are there, written whole; one that failed, or that others disturbed, is measured
+again by the next command. The time of a message of m bytes is latency + m / bandwidth up to 3 MB, fitted to the medians
+with relative errors; larger messages take another algorithm, whose bandwidth the profile's fit finds from
+prefill-heavy rows (`simulator/all_reduce_curve.py`).
 """
 
 from __future__ import annotations
 
 import csv
+import os
+import shlex
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from validator.child import run_child
+from validator.contention import LIMIT, ContentionWatch
 from validator.targets.local import free_port
 
-__all__ = ["measure_all_reduce", "python_of"]
+__all__ = ["measure_all_reduce", "python_of", "unmeasured"]
 
 PROBE = Path(__file__).with_name("all_reduce_probe.py")
 SIZES = tuple(int(3e6 / 2**k) // 16 * 16 for k in range(10, -1, -1))
@@ -56,36 +61,60 @@ def python_of(command: Sequence[str]) -> str | None:
     if Path(path).name.startswith("python"):
         return path
     with open(path, "rb") as script:
-        first = script.readline().decode("utf-8", errors="replace")
-    return first[2:].split()[0] if first.startswith("#!") and "python" in first else None
+        first, second = (script.readline().decode("utf-8", errors="replace") for _ in range(2))
+    words = [word for word in first[2:].split() if not word.startswith("-")] if first.startswith("#!") else []
+    if words and Path(words[0]).name == "env":  # `#!/usr/bin/env python3`
+        words = words[1:]
+    if (
+        words and Path(words[0]).name == "sh" and second.startswith("'''exec' ")
+    ):  # pip's, where the path to python is long
+        words = shlex.split(second.removeprefix("'''exec' "))
+    return shutil.which(words[0]) if words and Path(words[0]).name.startswith("python") else None
 
 
 def measure_all_reduce(python: str, degrees: Sequence[int], *, gpu: str, date: str, out: Path) -> dict[int, str]:
-    """Measure every degree above 1 and write `out`; returns, by degree, why one could not be measured."""
-    lines, failed = [], {}
-    for degree in degrees:
-        if degree == 1:
-            continue
-        points = out.with_name(f"all-reduce-tp{degree}.points.csv")
-        problem = _probe(python, degree, points)
-        if problem is None:
-            lines.append(_line(degree, points))
-        else:
+    """Measure what `unmeasured` names and write `out`; returns, by degree, why one could not be measured."""
+    failed = {}
+    for degree in unmeasured(degrees, out):
+        problem = _probe(python, degree, _points(out, degree))
+        if problem is not None:
             failed[degree] = problem
-    if lines:
-        _write(out, lines, gpu=gpu, date=date)
+    measured = [degree for degree in degrees if _points(out, degree).exists()]
+    if measured:
+        _write(out, [_line(degree, _points(out, degree)) for degree in measured], gpu=gpu, date=date)
     return failed
 
 
+def unmeasured(degrees: Sequence[int], out: Path) -> tuple[int, ...]:
+    """The degrees above 1 of which nothing is held; all of them where the curve is not written."""
+    return tuple(d for d in degrees if d > 1 and not (out.exists() and _points(out, d).exists()))
+
+
+def _points(out: Path, degree: int) -> Path:
+    return out.with_name(f"all-reduce-tp{degree}.points.csv")
+
+
 def _probe(python: str, degree: int, points: Path) -> str | None:
-    points.unlink(missing_ok=True)
+    partial = points.with_suffix(".part")
+    for old in (points, partial):
+        old.unlink(missing_ok=True)
     sizes = ",".join(map(str, SIZES))
     log = points.with_suffix(".log")
-    code = run_child((python, str(PROBE), str(degree), sizes, str(free_port()), str(points)), log, within_s=WITHIN_S)
+    command = (python, str(PROBE), str(degree), sizes, str(free_port()), str(partial))
+    with ContentionWatch(os.getpid()) as watch:  # the probe descends from us
+        started_s = time.perf_counter()
+        code = run_child(command, log, within_s=WITHIN_S)
+        ended_s = time.perf_counter()
     if code is None:
         return f"no end within {WITHIN_S:g} s"
-    if code != 0 or not points.exists():
+    if code != 0 or not partial.exists():
         return f"the probe ended with {code}; {log} says why"
+    found = watch.between(started_s, ended_s)
+    if found is None and watch.possible:
+        return "it is not known whether others used the machine"
+    if found is not None and found.share > LIMIT:
+        return f"others took up to {found.share:.1%} of its time (limit {LIMIT:.0%})"
+    os.replace(partial, points)
     return None
 
 
@@ -102,7 +131,8 @@ def _line(degree: int, points: Path) -> Line:
 
 
 def _write(out: Path, lines: Sequence[Line], *, gpu: str, date: str) -> None:
-    with out.open("w", newline="", encoding="utf-8") as file:
+    partial = out.with_name(f".{out.name}.part")
+    with partial.open("w", newline="", encoding="utf-8") as file:
         file.write("# vLLM's all-reduce, timed alone by validator/all_reduce_probe.py with the server's own vLLM.\n")
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
@@ -120,3 +150,4 @@ def _write(out: Path, lines: Sequence[Line], *, gpu: str, date: str) -> None:
                     f"measured here {date}",
                 ]
             )
+    os.replace(partial, out)

@@ -20,7 +20,7 @@ from rich.table import Table
 from hardware_profiles.errors import InputError
 from hardware_profiles.model import ModelCard
 from hardware_profiles.node import Node
-from validator.all_reduce import measure_all_reduce, python_of
+from validator.all_reduce import measure_all_reduce, python_of, unmeasured
 from validator.measured_rows import session_spread, write_measured, write_runs
 from validator.open_loop import OpenLoopPlan, make_prediction, read_prediction, replay_streams
 from validator.open_loop_table import Comparison, compare, print_comparisons, write_comparisons
@@ -88,7 +88,7 @@ def measure(
             "machine the same command makes them again"
         )
     curve = folder / "all-reduce.csv"
-    if max(plan.degrees) > 1 and not curve.exists():
+    if unmeasured(plan.degrees, curve):
         tell("all-reduce", 0, 1)
         _all_reduce(plan, node, curve, client, console)
     profile = folder / "profile.yaml"
@@ -185,7 +185,10 @@ def _all_reduce(plan: SweepPlan, node: Node, curve: Path, client: Sequence[str],
         return
     failed = measure_all_reduce(python, plan.degrees, gpu=node.gpu, date=now()[:10], out=curve)
     for degree, problem in failed.items():
-        console.print(f"All-reduce at TP {degree} not measured ({problem}); its cost is assumed.", highlight=False)
+        console.print(
+            f"All-reduce at TP {degree} not measured ({problem}); its cost is assumed. The same command measures it.",
+            highlight=False,
+        )
 
 
 def _print_runs(found: Sequence[RunRecord], console: Console) -> None:
