@@ -9,8 +9,10 @@ open_loop.py         predicts traffic that was not used, replays it, compares
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from validator.open_loop_table import Comparison, compare, print_comparisons, wr
 from validator.run_records import RunRecord, keep_plan, records, write_whole
 from validator.sweep import Progress, TargetOf, now, sweep
 from validator.sweep_plan import SweepPlan
-from validator.targets.local import AttachedTarget, LocalTarget
+from validator.targets.local import AttachedTarget, LocalTarget, stop_orphans
 from validator.targets.target import Target, TargetError
 
 __all__ = ["Measurement", "measure", "target_source"]
@@ -73,8 +75,55 @@ def measure(
     """Make what is missing of the plan's runs, write the rows, measure the all-reduce, fit, check on an open loop."""
     if plan.server and plan.sessions > 1:
         raise InputError("a server that is running gives one session; leave --repeats at 1, or leave --server out")
+    if plan.server and len(plan.degrees) > 1:
+        degrees = ",".join(map(str, plan.degrees))
+        raise InputError(f"a server that is running has one degree, and --tp names {degrees}; give its own")
     if (most := max(plan.degrees)) > node.gpus_per_server:
         raise InputError(f"--tp {most} is more than the {node.gpus_per_server} GPUs of {node.name}")
+    with held_alone(folder):
+        stop_orphans(folder)
+        return _measure(
+            plan,
+            node=node,
+            card=card,
+            folder=folder,
+            client=client,
+            target_of=target_of,
+            command=command,
+            tell=tell,
+            console=console,
+            open_loop=open_loop,
+        )
+
+
+@contextlib.contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """The folder is this process's as long as it lives; a folder that another process measures into is refused."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                "another measurement is going on in this folder; wait for it, or give --out another folder",
+                file=str(folder),
+            ) from None
+        yield
+
+
+def _measure(
+    plan: SweepPlan,
+    *,
+    node: Node,
+    card: ModelCard,
+    folder: Path,
+    client: Sequence[str],
+    target_of: TargetOf,
+    command: str,
+    tell: Progress,
+    console: Console,
+    open_loop: OpenLoopPlan | None,
+) -> Measurement:
     keep_plan(folder, plan)
     sweep(plan, folder, target_of, client, tell)
     found = tuple(records(folder, plan))

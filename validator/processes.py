@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["busy_s", "cpu_s", "machine_s", "start_of", "tree_of", "waited_s"]
+__all__ = ["boot_id", "busy_s", "cpu_s", "group_of", "machine_s", "start_of", "tree_of", "waited_s"]
 
 PROC = Path("/proc")
 ENDED = "Z"
@@ -37,6 +37,24 @@ def start_of(pid: int) -> int | None:
     """
     fields = _stat(pid)
     return int(fields[19]) if fields and fields[0] != ENDED else None
+
+
+def group_of(leader: int) -> tuple[int, ...]:
+    """The processes of the session that a process started for itself, those that have ended left out.
+
+    Linux gives a number to no other process while a session has it, so they are its own even when it is gone.
+    """
+    numbers = (int(entry.name) for entry in PROC.glob("[0-9]*"))
+    found = ((number, _stat(number)) for number in numbers)
+    return tuple(n for n, fields in found if fields and fields[0] != ENDED and int(fields[3]) == leader)
+
+
+def boot_id() -> str:
+    """Names this run of the machine, since numbers of processes begin anew with each; empty where Linux is not."""
+    try:
+        return (PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def cpu_s(pid: int) -> float:

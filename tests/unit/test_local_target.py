@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from simulator.flags import FlagValue
-from validator.processes import start_of, tree_of
+from validator.processes import boot_id, group_of, start_of, tree_of
 from validator.targets import local
-from validator.targets.local import AttachedTarget, LocalTarget, flag_arguments
+from validator.targets.local import AttachedTarget, LocalTarget, flag_arguments, stop_orphans
 from validator.targets.server_facts import read_facts
 from validator.targets.target import TargetError
 
@@ -23,6 +23,10 @@ FLAGS = {"tensor_parallel_size": 1, "max_num_seqs": 24}
 
 def stub(folder: Path, wrong: str = "", **settings: float) -> LocalTarget:
     return LocalTarget(model="m", folder=folder, command=STUB, environment={"STUB_VLLM": wrong}, **settings)  # type: ignore[arg-type]
+
+
+def hold(folder: Path, pid: int, start: int | None) -> None:
+    (folder / "server.pid").write_text(f"{pid} {start} {boot_id()}\n")
 
 
 def test_flags_become_arguments_in_vllms_spelling() -> None:
@@ -71,14 +75,71 @@ def test_every_start_has_a_log_of_its_own(tmp_path: Path) -> None:
 
 def test_a_server_left_behind_by_a_killed_measurement_is_stopped_first(tmp_path: Path) -> None:
     orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    (tmp_path / "server.pid").write_text(f"{orphan.pid} {start_of(orphan.pid)}\n")
+    hold(tmp_path, orphan.pid, start_of(orphan.pid))
     with stub(tmp_path).running(FLAGS):
         assert orphan.wait(5) == -signal.SIGTERM
 
 
+def test_every_server_left_behind_in_a_folder_is_stopped_with_its_workers(tmp_path: Path) -> None:
+    """The first process is gone; its worker holds the memory."""
+    script = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
+    )
+    leader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    start = start_of(leader.pid)
+    assert leader.stdout is not None
+    worker = int(leader.stdout.readline())
+    leader.stdout.close()
+    leader.wait()
+    assert group_of(leader.pid) == (worker,)
+    folder = tmp_path / "tp1" / "session-2"
+    folder.mkdir(parents=True)
+    hold(folder, leader.pid, start)
+    stop_orphans(tmp_path)
+    assert start_of(worker) is None
+    assert not (folder / "server.pid").exists()
+
+
+def test_a_server_of_before_a_reboot_is_nobody(tmp_path: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    (tmp_path / "server.pid").write_text(f"{stranger.pid} {start_of(stranger.pid)} another-boot\n")
+    stop_orphans(tmp_path)
+    assert stranger.poll() is None
+    assert not (tmp_path / "server.pid").exists()
+    stranger.kill()
+    stranger.wait()
+
+
+def test_a_second_interruption_does_not_stop_the_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = local._stop
+
+    def interrupted(process: subprocess.Popen[bytes]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        plain(process)
+
+    monkeypatch.setattr(local, "_stop", interrupted)
+    with stub(tmp_path).running(FLAGS) as server:
+        pid = server.pid or 0
+    assert start_of(pid) is None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_pid_file_that_cannot_be_written_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def full(held: Path, pid: int) -> None:
+        started.append(pid)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(local, "_hold", full)
+    with pytest.raises(OSError, match="No space left"), stub(tmp_path).running(FLAGS):
+        pass
+    assert start_of(started[0]) is None
+
+
 def test_a_process_that_got_the_number_of_a_dead_server_is_left_alone(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    (tmp_path / "server.pid").write_text(f"{stranger.pid} {(start_of(stranger.pid) or 0) - 1}\n")
+    hold(tmp_path, stranger.pid, (start_of(stranger.pid) or 0) - 1)
     with stub(tmp_path).running(FLAGS):
         assert stranger.poll() is None
     stranger.kill()

@@ -19,7 +19,7 @@ from simulator.benchmark_rows import read_rows
 from tests.hardware.measure_cpu import node_text
 from validator import bench_run
 from validator.contention import Contention, ContentionWatch
-from validator.measure import check_open_loop, target_source
+from validator.measure import check_open_loop, held_alone, target_source
 from validator.measured_rows import session_spread, write_measured, write_runs
 from validator.open_loop import open_loop_of
 from validator.processes import start_of
@@ -414,6 +414,22 @@ def test_a_running_server_is_measured_and_left_running(tmp_path: Path) -> None:
     caveats = " ".join(rows[0].file.caveat)
     assert "a restart changes" in caveats
     assert "Nobody watched" in caveats
+
+
+def test_a_running_server_has_one_degree(tmp_path: Path) -> None:
+    command = measure_command(tmp_path, "--server", "http://127.0.0.1:9", "--repeats", "1", "--tp", "1,2")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a server that is running has one degree, and --tp names 1,2" in done.stderr
+
+
+def test_two_measurements_do_not_share_a_folder(tmp_path: Path) -> None:
+    with held_alone(tmp_path / "out"):
+        done = subprocess.run(measure_command(tmp_path), capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "out: another measurement is going on in this folder" in done.stderr
+    with held_alone(tmp_path / "out"):
+        pass
 
 
 def test_a_plan_that_asks_too_much_of_the_node_is_bad_input(tmp_path: Path) -> None:

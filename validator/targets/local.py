@@ -14,25 +14,26 @@ import shlex
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulator.flags import FlagValue
-from validator.processes import start_of
+from validator.processes import boot_id, group_of, start_of
 from validator.targets.server_facts import read_facts
 from validator.targets.target import RunningServer, TargetError
 
-__all__ = ["AttachedTarget", "LocalTarget", "child_environment", "flag_arguments"]
+__all__ = ["AttachedTarget", "LocalTarget", "child_environment", "flag_arguments", "stop_orphans"]
 
 POLL_S = 0.25
 STOP_GRACE_S = 60.0
 LAST_LINES = 25
 HELD = "server.pid"
-"""Number and start of the server that runs; it outlives us only when we are killed."""
+"""Number and start of the server that runs, and the boot of its machine; it outlives us only when we are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,26 +56,16 @@ class LocalTarget:
     def running(self, flags: Mapping[str, FlagValue]) -> Iterator[RunningServer]:
         """Start, wait until it answers, read what it does; stop it on leaving, however that happens."""
         log = self._next_log()
-        _stop_orphan(self.folder)
+        held = self.folder / HELD
+        _stop_orphan(held)
         port = free_port()
         place = ("--host", "127.0.0.1", "--port", str(port))
         command = (*self.command, "serve", self.model, *place, *flag_arguments(flags), *self.arguments)
         environment = child_environment() | {"VLLM_SERVER_DEV_MODE": "1"} | dict(self.environment)
-        with log.open("wb") as written:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=written,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise TargetError(f"{command[0]} cannot be run ({error.strerror}); --vllm names the command") from None
-        held = self.folder / HELD
-        held.write_text(f"{process.pid} {start_of(process.pid)}\n", encoding="utf-8")
+        process: subprocess.Popen[bytes] | None = None
         try:
+            process = _started(command, log, environment)
+            _hold(held, process.pid)
             url = f"http://127.0.0.1:{port}"
             _wait_until_ready(process, url, log, self.ready_within_s)
             yield RunningServer(
@@ -86,8 +77,10 @@ class LocalTarget:
                 fresh=True,
             )
         finally:
-            _stop(process)
-            held.unlink(missing_ok=True)
+            if process is not None:
+                with _signals_ignored():
+                    _stop(process)
+                    held.unlink(missing_ok=True)
 
     def _next_log(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +107,12 @@ class AttachedTarget:
         yield RunningServer(url=url, facts=facts, pid=None, log=None, command="", fresh=False)
 
 
+def stop_orphans(folder: Path) -> None:
+    """Stop every server that a killed measurement of this folder, or of a folder in it, has left behind."""
+    for held in sorted(folder.rglob(HELD)):
+        _stop_orphan(held)
+
+
 def flag_arguments(flags: Mapping[str, FlagValue]) -> tuple[str, ...]:
     """Flags as arguments of `vllm serve`: `--max-num-seqs 64`, `--enforce-eager`, `--no-enable-prefix-caching`."""
     arguments: list[str] = []
@@ -136,6 +135,42 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as written:
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise TargetError(f"{command[0]} cannot be run ({error.strerror}); --vllm names the command") from None
+
+
+def _hold(held: Path, pid: int) -> None:
+    """The file is there whole or not at all."""
+    partial = held.with_name(f".{held.name}.part")
+    partial.write_text(f"{pid} {start_of(pid)} {boot_id()}\n", encoding="utf-8")
+    os.replace(partial, held)
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """A second Ctrl-C must not leave half a server behind; only the main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    was = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in was.items():
+            signal.signal(number, handler)
 
 
 def _healthy(url: str) -> bool:
@@ -177,20 +212,30 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _stop_orphan(folder: Path) -> None:
-    """A server that an earlier, killed measurement of this folder left behind holds the memory that we need."""
+def _stop_orphan(held: Path) -> None:
+    """A server that an earlier, killed measurement left behind holds the memory that we need.
+
+    Its first process may be gone and its workers not: they are of its session. The number of a dead server may be that
+    of a stranger by now, who is left alone.
+    """
     try:
-        pid, start = (int(text) for text in (folder / HELD).read_text(encoding="utf-8").split())
+        pid, start, *boot = held.read_text(encoding="utf-8").split()
+        leader, ours = int(pid), start_of(int(pid)) in (int(start), None)
     except (OSError, ValueError):
         return
-    deadline = time.monotonic() + STOP_GRACE_S
-    with contextlib.suppress(ProcessLookupError):
-        if start_of(pid) == start:
-            os.kill(pid, signal.SIGTERM)
-        while start_of(pid) == start and time.monotonic() < deadline:
+    if ours and boot == [boot_id()]:
+        deadline = time.monotonic() + STOP_GRACE_S
+        _send(signal.SIGTERM, group_of(leader))
+        while group_of(leader) and time.monotonic() < deadline:
             time.sleep(0.1)
-        if start_of(pid) == start:
-            os.killpg(pid, signal.SIGKILL)
+        _send(signal.SIGKILL, group_of(leader))
+    held.unlink(missing_ok=True)
+
+
+def _send(number: signal.Signals, pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _group_lives(group: int) -> bool:
