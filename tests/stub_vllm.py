@@ -6,8 +6,9 @@
 Nothing is computed: every request has TTFT 20 ms + 0.3 ms per prompt token and TPOT 10 ms + 0.3 ms per request in
 flight. STUB_VLLM names what goes wrong: `refuses` ends at the start with a reason, `deaf` never gets ready, `deaf to
 SIGTERM` must be killed, `fails` ends the client with an error, `half` writes half a result, `cached` finds prompts in
-the prefix cache, `shared` counts tokens that others sent, `uncounted` has no counters, `smaller` has half the
-KV cache, `newer` is another version. STUB_VLLM_CONFIG (part.flag=value) adds to the configuration that it tells.
+the prefix cache, `shared` counts tokens that others sent, `uncounted` has no counters, `smaller` has half the KV cache,
+`newer` is another version, `hangs` never ends the client, `late` sends every other request late. STUB_VLLM_CONFIG
+(part.flag=value) adds to the configuration that it tells.
 """
 
 import argparse
@@ -138,11 +139,15 @@ def bench(arguments: list[str]) -> None:
     given, _ = parser.parse_known_args(arguments)
     if WRONG == "fails":
         sys.exit("aiohttp.ClientError: connection refused")
+    if WRONG == "hangs":
+        time.sleep(60)
     started = time.perf_counter() - 3600
     if given.dataset_name == "timed_trace":
         with open(given.dataset_path) as lines:
             rows = [json.loads(line) for line in lines]
         sent = [started + row["timestamp"] for row in rows]
+        if WRONG == "late":
+            sent = [at_s + 0.05 * (i % 2) for i, at_s in enumerate(sent)]
         lengths = [(row["input_length"], row["output_length"]) for row in rows]
         in_flight = 4
     else:

@@ -119,8 +119,13 @@ def replay_arguments(trace: Path, *, requests: int, longest_tokens: int) -> tupl
     )
 
 
-def play(command: Sequence[str], server: RunningServer, arguments: Sequence[str], saved: Path) -> Played:
-    """Run the client against a server and leave its result in `saved`; a client that fails is a `TargetError`."""
+def play(
+    command: Sequence[str], server: RunningServer, arguments: Sequence[str], saved: Path, *, within_s: float
+) -> Played:
+    """Run the client against a server and leave its result in `saved`.
+
+    A client that fails, or has not ended within a time, is a `TargetError`: nothing of its run is kept.
+    """
     facts = server.facts
     partial = saved.with_suffix(".part.json")
     partial.unlink(missing_ok=True)
@@ -134,7 +139,7 @@ def play(command: Sequence[str], server: RunningServer, arguments: Sequence[str]
     )
     before = counters(server.url)
     with ContentionWatch(server.pid) as watch:
-        _client(whole, saved.with_suffix(".log"))
+        _client(whole, saved.with_suffix(".log"), within_s)
     after = counters(server.url)
     result = read_result(partial)
     found = watch.between(result.start_s, result.start_s + result.duration)
@@ -162,8 +167,13 @@ def read_result(path: Path) -> BenchResult:
         raise TargetError(f"{path} is no whole result of `vllm bench serve`: {place} {problem}") from None
 
 
-def _client(command: Sequence[str], log: Path) -> None:
-    code = run_child(command, log)
+def _client(command: Sequence[str], log: Path, within_s: float) -> None:
+    code = run_child(command, log, within_s=within_s)
+    if code is None:
+        raise TargetError(
+            f"the benchmark client was stopped after {within_s:.0f} s, far more than its run can take; the server's "
+            f"log may say why, and the same command goes on: {shlex.join(command)}\n{last_lines(log)}"
+        )
     if code != 0:
         raise TargetError(f"the benchmark client ended with {code}: {shlex.join(command)}\n{last_lines(log)}")
 

@@ -78,6 +78,7 @@ def profile_measure(
     from validator.sweep_plan import SweepPlan, numbers_of, shapes_of
 
     signal.signal(signal.SIGTERM, _interrupt)
+    client, arguments = _words(vllm, "--vllm"), _words(flags, "--flags")
     loaded, found = load_node(node), load_model_card(card if card is not None else model)
     chosen = precision_name(precision or found.native_precision)
     found.weight_bytes(chosen)
@@ -98,7 +99,6 @@ def profile_measure(
         arguments=flags,
     )
     wanted = open_loop_of(open_loop, mix=mix, seconds=open_loop_seconds, sessions=open_loop_sessions, plan=plan)
-    client, arguments = shlex.split(vllm), shlex.split(flags)
     try:
         with shown(quiet=False) as progress:
             made = measure(
@@ -118,6 +118,21 @@ def profile_measure(
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(f"rows: {made.measured}")
     typer.echo(f"profile: {made.profile}; look at it with: goodfleet profile show {made.profile}")
+    if wanted is not None and not made.open_loop_counts:
+        typer.echo(
+            "the open loop is not measured: some stream has no replay that counts; run the command again", err=True
+        )
+        raise typer.Exit(1)
+
+
+def _words(text: str, option: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:  # a quotation mark without its partner
+        raise InputError(f"{text!r} is no list of words ({error}); close its quotation", key=option) from None
+    if option == "--vllm" and not words:
+        raise InputError("names no command; give one, e.g. vllm", key=option)
+    return words
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -47,6 +47,11 @@ class Measurement:
     comparisons: tuple[Comparison, ...] = ()
     """Of the open loop, where it was asked for."""
 
+    @property
+    def open_loop_counts(self) -> bool:
+        """Whether every stream was replayed in a session that counts."""
+        return bool(self.comparisons) and all(row.sessions for row in self.comparisons)
+
 
 def target_source(plan: SweepPlan, command: Sequence[str], arguments: Sequence[str]) -> TargetOf:
     """Where the sessions of a plan run: a server of each session's own, or the one that runs already."""

@@ -29,7 +29,7 @@ from simulator.steptime import StepTimeModel, step_time_model
 from simulator.workload import RequestStream
 from validator.bench_run import Played, play, replay_arguments
 from validator.replay_log import Figures, figures_of, lateness_p99_s, log_of, rate_error
-from validator.run_records import ServerRecord, read_record, write_whole
+from validator.run_records import ServerRecord, read_record, starts, write_whole
 from validator.sweep import Progress, TargetOf, check_server, now, server_differences, server_flags, warm
 from validator.sweep_plan import Shape, SweepPlan, shapes_of
 from validator.targets.target import TargetError
@@ -296,10 +296,11 @@ def replay_streams(
                 warm(sweep_plan, wanted.degree, 90 + session % 10, server, client, place)
                 for stream in missing:
                     tell(f"{where}, {stream.name}", len(found), total)
-                    trace = _write_trace(stream, place)
+                    trace = _write_trace(stream, place, starts(place))
                     longest = max(map(sum, zip(stream.prompt_tokens, stream.output_tokens, strict=True)))
                     arguments = replay_arguments(trace, requests=len(stream.arrival_s), longest_tokens=longest)
-                    played = play(client, server, arguments, place / f"{_file_name(stream)}.json")
+                    saved = place / f"{_file_name(stream)}.json"
+                    played = play(client, server, arguments, saved, within_s=_at_most_s(stream))
                     replay = _replay(stream, session, said, played, digest)
                     write_whole(_path(place, stream), replay)
                     held[stream.name] = replay
@@ -341,12 +342,19 @@ def _replay(stream: Stream, session: int, server: ServerRecord, played: Played, 
     )
 
 
-def _write_trace(stream: Stream, place: Path) -> Path:
-    """As `vllm bench serve --dataset-name timed_trace` reads it; a hash of its own keeps prompts apart."""
+def _at_most_s(stream: Stream) -> float:
+    """No server that works takes so long: 10 min, and ten times the arrivals' span and the predicted throughput's."""
+    tokens = sum(stream.prompt_tokens) + sum(stream.output_tokens)
+    return 600.0 + 10.0 * (stream.arrival_s[-1] + tokens / stream.predicted.tokens_per_s)
+
+
+def _write_trace(stream: Stream, place: Path, attempt: int) -> Path:
+    """As `vllm bench serve --dataset-name timed_trace` reads it; a hash of its own keeps prompts apart, retried too."""
+    mark = f"{place.resolve()}/{stream.name}/{attempt}"
     path = place / f"{_file_name(stream)}.trace.jsonl"
     rows = zip(stream.arrival_s, stream.prompt_tokens, stream.output_tokens, strict=True)
     lines = [
-        json.dumps({"timestamp": at_s, "input_length": prompt, "output_length": output, "hash_ids": [f"{place}{i}"]})
+        json.dumps({"timestamp": at_s, "input_length": prompt, "output_length": output, "hash_ids": [f"{mark}/{i}"]})
         for i, (at_s, prompt, output) in enumerate(rows)
     ]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

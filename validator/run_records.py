@@ -31,6 +31,7 @@ __all__ = [
     "record_server",
     "records",
     "session_folder",
+    "starts",
     "write_whole",
 ]
 
@@ -134,9 +135,14 @@ def record_server(server: RunningServer, folder: Path, started: str) -> ServerRe
         started=started,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    path = server.log.with_suffix(".json") if server.log is not None else folder / "server.json"
+    path = server.log.with_suffix(".json") if server.log is not None else folder / f"server-{starts(folder) + 1}.json"
     write_whole(path, record)
     return record
+
+
+def starts(folder: Path) -> int:
+    """How often the session of a folder was begun: each start of its server, or each use of one that was running."""
+    return len(list(folder.glob("server-*.json")))
 
 
 def write_whole(path: Path, record: BaseModel) -> None:

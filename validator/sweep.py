@@ -9,7 +9,16 @@ from pathlib import Path
 from hardware_profiles.errors import InputError
 from simulator.flags import FlagValue
 from validator.bench_run import closed_loop_arguments, play
-from validator.run_records import RunRecord, ServerRecord, finished, record_server, records, session_folder, write_whole
+from validator.run_records import (
+    RunRecord,
+    ServerRecord,
+    finished,
+    record_server,
+    records,
+    session_folder,
+    starts,
+    write_whole,
+)
 from validator.sweep_plan import SweepPlan
 from validator.targets.target import RunningServer, Target, TargetError
 
@@ -58,10 +67,11 @@ def sweep(plan: SweepPlan, folder: Path, target_of: TargetOf, client: Sequence[s
                 refuse_another_server(folder, records(folder, plan), record, degree)
                 tell(f"{where}, warming up", done, total)
                 warm(plan, degree, session, server, client, place)
-                for run in missing:
+                for planned in missing:
+                    run = planned.again(starts(place))
                     tell(f"{where}, {run.shape} at {run.concurrency}", done, total)
                     arguments = closed_loop_arguments(run, range_ratio=plan.range_ratio)
-                    played = play(client, server, arguments, place / f"{run.name}.json")
+                    played = play(client, server, arguments, place / f"{run.name}.json", within_s=run.at_most_s)
                     made = RunRecord(degree=degree, session=session, run=run, server=record, played=played, date=now())
                     write_whole(place / f"{run.name}.run.json", made)
                     done += 1
@@ -139,8 +149,10 @@ def warm(
     plan: SweepPlan, degree: int, session: int, server: RunningServer, client: Sequence[str], folder: Path
 ) -> None:
     """Traffic that does not count: kernels are compiled and caches filled before anything is measured."""
-    for run in plan.warm_up(degree, session):
-        play(client, server, closed_loop_arguments(run, range_ratio=plan.range_ratio), folder / f"{run.name}.json")
+    for planned in plan.warm_up(degree, session):
+        run = planned.again(starts(folder))
+        arguments = closed_loop_arguments(run, range_ratio=plan.range_ratio)
+        play(client, server, arguments, folder / f"{run.name}.json", within_s=run.at_most_s)
 
 
 def now() -> str:

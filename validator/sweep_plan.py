@@ -48,6 +48,22 @@ class SweepRun(_Frozen):
     requests: Count
     seed: Annotated[int, Field(ge=0)]
 
+    def again(self, attempt: int) -> SweepRun:
+        """The run of a session's nth start: a server that goes on may hold the prompts of the one before in its cache.
+
+        Seeds stay below 2^32.
+        """
+        if attempt == 1:
+            return self
+        (seed,) = np.random.SeedSequence([self.seed, attempt]).generate_state(1)
+        return self.model_copy(update={"seed": int(seed)})
+
+    @property
+    def at_most_s(self) -> float:
+        """No server that works takes so long: 10 min, 2 s per token of an answer, 100 prompt tokens per second."""
+        waves = math.ceil(self.requests / self.concurrency)
+        return 600.0 + 2.0 * waves * self.shape.osl + self.requests * self.shape.isl / 100.0
+
 
 class SweepPlan(_Frozen):
     """Everything that decides what is measured; a folder holds the runs of one plan."""

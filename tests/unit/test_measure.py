@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,14 @@ from simulator.benchmark_rows import read_rows
 from tests.hardware.measure_cpu import node_text
 from validator import bench_run
 from validator.contention import Contention, ContentionWatch
-from validator.measure import check_open_loop, held_alone, target_source
+from validator.measure import Measurement, check_open_loop, held_alone, target_source
 from validator.measured_rows import session_spread, write_measured, write_runs
 from validator.open_loop import open_loop_of
+from validator.open_loop_table import Comparison
 from validator.processes import start_of
 from validator.run_records import RunRecord, finished, keep_plan, records
 from validator.sweep import sweep
-from validator.sweep_plan import Shape, SweepPlan, numbers_of, shapes_of
+from validator.sweep_plan import Shape, SweepPlan, SweepRun, numbers_of, shapes_of
 from validator.targets.local import LocalTarget
 from validator.targets.target import TargetError
 
@@ -151,6 +154,13 @@ def test_a_session_makes_every_point_once_in_an_order_of_its_own() -> None:
     assert first != second
 
 
+def test_a_run_that_is_made_again_has_other_prompts() -> None:
+    (run, *_) = plan(seed=399).runs(1, 1)
+    assert run.again(1) == run
+    seeds = {run.again(attempt).seed for attempt in (1, 2, 3)}
+    assert len(seeds) == 3 and max(seeds) < 2**32
+
+
 def test_a_longest_request_is_both_lengths_stretched() -> None:
     assert plan(shapes=(Shape(isl=100, osl=11),), range_ratio=0.2).longest_tokens == 120 + 14
 
@@ -204,8 +214,11 @@ def test_a_disturbed_run_is_kept_with_its_figure_and_not_given_to_the_fit(
 def test_a_disturbed_run_is_made_again_by_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ContentionWatch, "between", lambda *_: contended(0.12))
     swept(tmp_path, plan())
+    before = {record.run.name: record.run.seed for record in records(tmp_path, plan())}
     monkeypatch.setattr(ContentionWatch, "between", lambda *_: contended(0.01))
-    assert not any(record.invalid for record in swept(tmp_path, plan()))
+    again = swept(tmp_path, plan())
+    assert not any(record.invalid for record in again)
+    assert all(record.run.seed != before[record.run.name] for record in again)
 
 
 def test_an_open_loop_waits_until_every_run_of_the_sweep_counts(
@@ -273,6 +286,21 @@ def test_a_client_that_fails_is_told_with_its_command_and_its_last_lines(
         swept(tmp_path, plan())
 
 
+def test_a_client_that_never_ends_is_stopped_and_nothing_of_its_run_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_VLLM", "hangs")
+    monkeypatch.setattr(SweepRun, "at_most_s", 1.0)
+    with pytest.raises(TargetError, match=r"stopped after 1 s, far more than its run can take"):
+        swept(tmp_path, plan())
+    assert finished(tmp_path, plan(), 1, 1) == {}
+
+
+def test_a_run_may_take_long_on_a_slow_server() -> None:
+    runs = {run.name: run.at_most_s for run in plan(shapes=(Shape(isl=1024, osl=128),), waves=10).runs(1, 1)}
+    assert runs["1024-128-c1"] == pytest.approx(600 + 10 * 128 * 2 + 10 * 1024 / 100)
+
+
 # What is resumed
 
 
@@ -287,9 +315,9 @@ def test_what_is_finished_is_not_run_again_and_a_half_written_result_is(
     played: list[str] = []
     plain = bench_run.play
 
-    def counting(command: object, server: object, arguments: object, saved: Path) -> object:
+    def counting(command: object, server: object, arguments: object, saved: Path, *, within_s: float) -> object:
         played.append(saved.stem)
-        return plain(command, server, arguments, saved)  # type: ignore[arg-type]
+        return plain(command, server, arguments, saved, within_s=within_s)  # type: ignore[arg-type]
 
     monkeypatch.setattr("validator.sweep.play", counting)
     swept(tmp_path, wanted)
@@ -435,6 +463,47 @@ def test_two_measurements_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_a_plan_that_asks_too_much_of_the_node_is_bad_input(tmp_path: Path) -> None:
     done = subprocess.run(measure_command(tmp_path, "--tp", "4"), capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: --tp 4 is more than the 2 GPUs of one-core\n")
+
+
+@pytest.mark.parametrize("option", ["--flags", "--vllm"])
+def test_an_open_quotation_is_bad_input(option: str, tmp_path: Path) -> None:
+    done = subprocess.run(measure_command(tmp_path, option, "a 'b"), capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"error: {option}: " in done.stderr and "close its quotation" in done.stderr
+
+
+def test_an_open_loop_without_a_replay_that_counts_is_not_done(tmp_path: Path) -> None:
+    found = [replace(row, sessions=sessions) for row, sessions in zip((comparison(),) * 2, (1, 0), strict=True)]
+    made = Measurement(records=(), measured=tmp_path, profile=tmp_path, all_reduce=None, comparisons=tuple(found))
+    assert not made.open_loop_counts
+    assert not replace(made, comparisons=()).open_loop_counts
+    assert replace(made, comparisons=(found[0],)).open_loop_counts
+
+
+def test_a_command_whose_open_loop_is_not_done_ends_with_1(tmp_path: Path) -> None:
+    """One stream of a client that is always late."""
+    more = ("--repeats", "1", "--open-loop", "0.5", "--open-loop-seconds", "5", "--open-loop-sessions", "1")
+    environment = os.environ | {"STUB_VLLM": "late"}
+    done = subprocess.run(
+        measure_command(tmp_path, *more), capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the open loop is not measured" in done.stderr
+    assert "profile: " in done.stdout
+
+
+def comparison() -> Comparison:
+    return Comparison(
+        stream="50%",
+        rate_rps=1.0,
+        metric="ttft_p50_s",
+        predicted=1.0,
+        measured=1.0,
+        error=0.0,
+        own_variation=0.0,
+        sessions=1,
+        invalid=(),
+    )
 
 
 def test_a_vllm_that_is_not_there_is_a_broken_environment(tmp_path: Path) -> None:
