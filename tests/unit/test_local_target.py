@@ -118,10 +118,14 @@ def test_a_second_interruption_does_not_stop_the_stopping(tmp_path: Path, monkey
         plain(process)
 
     monkeypatch.setattr(local, "_stop", interrupted)
-    with stub(tmp_path).running(FLAGS) as server:
-        pid = server.pid or 0
-    assert start_of(pid) is None
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with stub(tmp_path).running(FLAGS) as server:
+            pid = server.pid or 0
+        assert start_of(pid) is None
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_pid_file_that_cannot_be_written_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
