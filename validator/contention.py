@@ -94,7 +94,9 @@ class ContentionWatch:
         span_s = last.at_s - first.at_s
         if first.at_s > start_s + NEAR_S or last.at_s < end_s - NEAR_S or span_s <= 0:
             return None
-        waits = [last.waited_s[pid] - first.waited_s[pid] for pid in first.waited_s if pid in last.waited_s]
+        begun = {pid: wait_s for s in reversed(inside) for pid, wait_s in s.waited_s.items()}
+        ended = {pid: wait_s for s in inside for pid, wait_s in s.waited_s.items()}
+        waits = [ended[pid] - begun[pid] for pid in begun]
         machine = last.machine_s[0] - first.machine_s[0]
         cpus = os.cpu_count() or 1
         return Contention(

@@ -71,6 +71,14 @@ def test_what_was_not_watched_near_both_ends_is_not_known() -> None:
     assert watch.between(-1.5, 10.0) is None
 
 
+def test_a_process_that_began_and_ended_inside_a_run_waited_too() -> None:
+    probe = [sample(5.0, {1: 0.0, 7: 1.0}, machine_s=5.0), sample(9.5, {1: 0.0, 7: 3.0}, machine_s=9.5)]
+    found = watch_of(sample(0.0, {1: 0.0}, machine_s=0.0), *probe, sample(10.0, {1: 0.5}, machine_s=10.0))
+    contended = found.between(0.0, 10.0)
+    assert contended is not None
+    assert contended.wait == pytest.approx(0.2)
+
+
 def test_where_linux_tells_no_waits_the_strangers_share_of_all_cpus_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     found = watch_of(sample(0.0, machine_s=0.0), sample(10.0, ours_s=3.0, machine_s=9.0)).between(0.0, 10.0)
