@@ -257,6 +257,8 @@ def _other_names(full: str) -> list[str]:
 def load_profile(name_or_path: str | Path) -> HardwareProfile:
     """A shipped profile by name or prefix, or a profile file by path (anything that ends in .yaml)."""
     text = str(name_or_path)
+    if not text.endswith((".yaml", ".yml")) and (text.startswith(("/", "./", "../")) or Path(text).is_file()):
+        raise InputError("is no .yaml file; name a profile that `goodfleet profile fit` wrote", file=text)
     path = Path(text) if text.endswith((".yaml", ".yml")) else FOLDER / f"{find_profile_name(text)}.yaml"
     return profile_of(load_model(load_yaml(path), ProfileFile, what="a hardware profile"), path)
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hardware_profiles.errors import InputError
+from hardware_profiles.fit_evidence import COMPANIONS
 from simulator.scenario import LoadedScenario
 from simulator.traffic import TraceTraffic
 
-__all__ = ["files_in", "input_files", "refuse_input", "refuse_unwritable", "refuse_unwritable_folder"]
+__all__ = ["files_in", "input_files", "profile_files", "refuse_input", "refuse_unwritable", "refuse_unwritable_folder"]
 
 
 def input_files(loaded: LoadedScenario) -> tuple[Path, ...]:
@@ -20,6 +21,11 @@ def input_files(loaded: LoadedScenario) -> tuple[Path, ...]:
     named += [w.traffic.trace for w in scenario.workloads.values() if isinstance(w.traffic, TraceTraffic)]
     found = [loaded.path, *(loaded.path.parent / name for name in named)]
     return tuple(path for path in found if path.is_file())
+
+
+def profile_files(profile: Path) -> tuple[Path, ...]:
+    """A profile and what a fit leaves beside it."""
+    return (profile, *(profile.with_suffix(suffix) for suffix in COMPANIONS))
 
 
 def files_in(paths: Iterable[Path]) -> list[Path]:

@@ -12,6 +12,7 @@ from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
 from hardware_profiles.profile import HardwareProfile, list_profiles, load_profile
 from planner.feasibility import Platform
+from simulator.profile_draws import refuse_broken_covariance
 from simulator.scenario import LoadedScenario
 
 __all__ = ["VLLM_ENGINES", "find_platforms"]
@@ -42,6 +43,7 @@ def find_platforms(loaded: LoadedScenario, card: ModelCard, nodes: tuple[Node, .
                     "`profiles:`, or change model or hardware"
                 )
                 raise loaded.error(problem, ("hardware", index))
+            refuse_broken_covariance(profile)
             platforms.append(Platform(node=node, card=card, precision=precision, profile=profile))
     for text, held in unused.items():
         problem = f"{text} holds for {held.precision} on {held.node}, which the scenario does not ask for"
@@ -55,6 +57,9 @@ def _named(loaded: LoadedScenario, card: ModelCard) -> dict[str, HardwareProfile
     for index, text in enumerate(loaded.scenario.profiles or ()):
         key = ("profiles", index)
         is_file = text.endswith((".yaml", ".yml"))
+        if is_file and not (loaded.path.parent / text).exists():
+            problem = f"there is no profile file {text!r} (looked for {loaded.path.parent / text}); correct the path"
+            raise loaded.error(f"{problem}, which starts at the scenario's folder", key)
         try:
             held = load_profile(loaded.path.parent / text if is_file else text)
         except InputError as error:

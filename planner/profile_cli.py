@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hardware_profiles.errors import InputError
 from planner.terminal import THRESHOLD_MISSED, console, interruptible
 
 __all__ = ["profile"]
@@ -85,11 +86,15 @@ def profile_fit(
     Example: goodfleet profile fit hardware_profiles/measurements/mi355x-gpt-oss-120b-mxfp4.csv --node mi355x
     --model gpt-oss-120b --precision mxfp4 --out out/profile.yaml
     """
-    from planner.output_path import files_in, refuse_input, refuse_unwritable
+    from planner.output_path import files_in, profile_files, refuse_input, refuse_unwritable
     from planner.profile_view import fit_to_file
 
-    refuse_input(out, "--out", files_in([*inputs, *filter(None, [all_reduce])]))
-    refuse_unwritable(out, "--out")
+    if out.suffix not in (".yaml", ".yml"):
+        raise InputError(f"{out} is no .yaml file; --out names the profile to write")
+    read = files_in([*inputs, *filter(None, [all_reduce])])
+    for file in profile_files(out):
+        refuse_input(file, "--out", read)
+        refuse_unwritable(file, "--out")
     fit_to_file(
         inputs,
         node=node,
@@ -137,7 +142,7 @@ def profile_check(
     from planner.check_file import write_check
     from planner.check_points import judge
     from planner.check_view import metric_lines, print_check
-    from planner.output_path import files_in, refuse_input, refuse_unwritable
+    from planner.output_path import files_in, profile_files, refuse_input, refuse_unwritable
     from planner.profile_check import check_profile, error_figures, refuse_not_a_fraction, refuse_not_positive
     from simulator.benchmark_inputs import read_inputs
 
@@ -146,7 +151,9 @@ def profile_check(
         refuse_not_positive(limit_ms, "--tpot-limit-ms and --ttft-limit-ms")
     loaded = load_profile(name)
     if json_out is not None:
-        refuse_input(json_out, "--json", files_in([loaded.path, *inputs]))
+        refuse_input(json_out, "--json", files_in([*profile_files(loaded.path), *inputs]))
+        if json_out.suffix != ".json":
+            raise InputError(f"{json_out} does not end in .json; --json writes a JSON file")
         refuse_unwritable(json_out, "--json")
     given = {"gpu": loaded.node, "model": loaded.model, "precision": loaded.precision, "framework": loaded.engine}
     read = read_inputs(inputs, given=given | {"tp": str(tp or "")})

@@ -204,8 +204,6 @@ def fit_to_file(
     from simulator.benchmark_rows import only_precision
     from simulator.calibration import fit_profile, write_profile
 
-    if out.suffix not in (".yaml", ".yml"):
-        raise InputError(f"{out} is no .yaml file; --out names the profile to write")
     machine, card = load_node(node), load_model_card(model)
     given = {"gpu": machine.name, "framework": engine, "tp": str(tp or ""), "precision": precision or ""}
     found = read_inputs(inputs, given=given)

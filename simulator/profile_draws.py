@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.fit_evidence import Covariance
+from hardware_profiles.fit_evidence import Covariance, load_covariance
 from hardware_profiles.profile import AllReduce, HardwareProfile, SharedTerms, TensorParallelTerms
 
-__all__ = ["covariance_root", "draw_profiles"]
+__all__ = ["covariance_root", "draw_profiles", "refuse_broken_covariance"]
 
 Floats = NDArray[np.float64]
 Terms = TypeVar("Terms", SharedTerms, TensorParallelTerms, AllReduce)
@@ -131,6 +131,14 @@ def covariance_root(covariance: Covariance, *, file: str | None = None) -> Float
             file=file,
         )
     return np.asarray((vectors * np.sqrt(np.clip(values, 0.0, None))) @ vectors.T)
+
+
+def refuse_broken_covariance(profile: HardwareProfile) -> None:
+    """A covariance beside a profile from which nothing could be drawn, told before a search of minutes needs it."""
+    covariance = load_covariance(profile)
+    if covariance is not None:
+        _refuse_unknown_terms(profile, covariance)
+        covariance_root(covariance, file=_file_of(profile))
 
 
 def _file_of(profile: HardwareProfile) -> str:

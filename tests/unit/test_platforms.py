@@ -93,7 +93,7 @@ def test_amds_build_of_vllm_has_vllms_scheduler_and_is_named_all_the_same(tmp_pa
     ("more", "words"),
     [
         ("profiles: [mi355x/llama-3.3-70b-fp8]\n", "was measured with llama-3.3-70b; the model here is gpt-oss-120b"),
-        ("profiles: [none.yaml]\n", "none.yaml"),
+        ("profiles: [none.yaml]\n", "s.yaml:10: profiles[0]: there is no profile file 'none.yaml'"),
         ("profiles: [mi355x/gpts]\n", "s.yaml:10: profiles[0]: unknown profile 'mi355x/gpts'"),
         ("profiles: [mi355x/gpt-oss-120b, mi355x/gpt-oss-120b-mxfp4]\n", "both hold for mxfp4 on mi355x"),
     ],
@@ -106,3 +106,18 @@ def test_a_profile_of_a_node_nobody_asked_for_is_refused(tmp_path: Path) -> None
     text = SHIPPED.read_text(encoding="utf-8").replace("node: mi355x\n", "node: h100\n")
     (tmp_path / "h100.yaml").write_text(text, encoding="utf-8")
     assert "which the scenario does not ask for" in refusal(scenario(tmp_path, "profiles: [h100.yaml]\n"))
+
+
+def test_a_broken_covariance_is_refused_before_anything_is_searched(tmp_path: Path) -> None:
+    written(tmp_path, "mine.yaml", "vllm")
+    loaded = scenario(tmp_path, "profiles: mine.yaml\n")
+    beside = tmp_path / "mine.covariance.csv"
+    shipped = SHIPPED.with_suffix(".covariance.csv").read_text().splitlines()
+    beside.write_text("\n".join(shipped[:-3]))
+    assert "mine.covariance.csv: the matrix must have" in refusal(loaded)
+    beside.write_text("\n".join([*shipped[:-1], shipped[-1][: shipped[-1].rindex(",")] + ",nan"]))
+    assert f"mine.covariance.csv:{len(shipped)}: " in refusal(loaded)
+    beside.write_text("\n".join([shipped[0].replace("weight_efficiency", "height", 1), *shipped[1:]]))
+    assert "height is not a number of" in refusal(loaded)
+    beside.write_text("\n".join(shipped))
+    assert profile_named(loaded).endswith("vllm")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hardware_profiles import profile as profiles
 from hardware_profiles.errors import InputError
-from hardware_profiles.fit_evidence import load_covariance, load_residuals
+from hardware_profiles.fit_evidence import COMPANIONS, load_covariance, load_held_out, load_residuals
 from hardware_profiles.profile import find_profile_name, list_profiles, load_profile
 
 GPT_OSS = "mi355x/gpt-oss-120b-mxfp4-vllm"
@@ -113,3 +114,53 @@ def test_an_efficiency_above_one_is_refused_with_file_and_key(tmp_path: Path) ->
     path.write_text(text.replace("    kv_efficiency: 0.", "    kv_efficiency: 1.", 1), encoding="utf-8")
     with pytest.raises(InputError, match=r"profile.yaml:\d+: tensor_parallel.1.kv_efficiency"):
         load_profile(path)
+
+
+def copied(folder: Path) -> Path:
+    """A shipped profile and the files beside it, free to be broken."""
+    shipped = load_profile(GPT_OSS).path
+    for suffix in (".yaml", *COMPANIONS):
+        shutil.copy(shipped.with_suffix(suffix), folder / f"profile{suffix}")
+    return folder / "profile.yaml"
+
+
+@pytest.mark.parametrize("suffix", COMPANIONS)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ": the file is empty"),
+        (b"a,b\nx,y\n", ":"),
+        (b"a,b\n1\n", ":2: has 1 fields where the header has 2"),
+        (b"caf\xe9\n", ": cannot be read: it is not UTF-8"),
+        (b'a,"b\n', ":1: is no CSV"),
+    ],
+)
+def test_a_broken_file_beside_a_profile_is_named_with_its_cure(
+    tmp_path: Path, suffix: str, content: bytes, words: str
+) -> None:
+    path = copied(tmp_path)
+    path.with_suffix(suffix).write_bytes(content)
+    read = {".residuals.csv": load_residuals, ".held-out.csv": load_held_out, ".covariance.csv": load_covariance}
+    with pytest.raises(InputError, match="fit the profile anew") as raised:
+        read[suffix](load_profile(path))
+    assert f"profile{suffix}{words}" in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["fast", "", "nan", "-1", "inf"])
+def test_a_residual_that_is_no_number_is_named_with_its_line(tmp_path: Path, value: str) -> None:
+    path = copied(tmp_path)
+    file = path.with_suffix(".residuals.csv")
+    header, first, *rest = file.read_text().splitlines()
+    cells = first.split(",")
+    cells[header.split(",").index("measured_tpot_s")] = value
+    file.write_text("\n".join([header, ",".join(cells), *rest]))
+    with pytest.raises(InputError, match=r"profile.residuals.csv:2: measured_tpot_s: .*; fit the profile anew"):
+        load_residuals(load_profile(path))
+
+
+def test_a_path_that_is_no_yaml_file_is_no_unknown_name(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text("{}")
+    for path in (file, tmp_path / "none"):
+        with pytest.raises(InputError, match=f"{path}: is no .yaml file; name a profile"):
+            load_profile(path)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from hardware_profiles.fit_evidence import COMPANIONS
 from hardware_profiles.shipped import PACKAGE
 from validator.cli import app
 
@@ -187,11 +188,14 @@ def test_words_of_a_file_are_shown_as_they_stand(check: Run, tmp_path: Path) -> 
 
 def test_bad_files_and_outputs_are_refused(check: Run, rows: Path, tmp_path: Path) -> None:
     before = rows.read_bytes()
+    folder = tmp_path / "folder.json"
+    folder.mkdir()
     for arguments, said in (
         ((PROFILE, tmp_path / "absent.csv"), "absent.csv"),
         (("mi355x/nothing", rows), "shipped"),
         ((PROFILE, rows, "--json", rows), "overwritten"),
-        ((PROFILE, rows, "--json", tmp_path), "is a folder"),
+        ((PROFILE, rows, "--json", folder), "is a folder"),
+        ((PROFILE, rows, "--json", tmp_path / "found.txt"), "does not end in .json"),
         ((PROFILE, rows, "--json", "/proc/x/found.json"), "cannot be written"),
         ((PROFILE,), "RESULTS"),
     ):
@@ -199,3 +203,17 @@ def test_bad_files_and_outputs_are_refused(check: Run, rows: Path, tmp_path: Pat
         assert done.returncode == 2, done.stderr
         assert said in done.stderr and "Traceback" not in done.stderr
     assert rows.read_bytes() == before
+
+
+def test_the_files_beside_the_profile_are_not_replaced(check: Run, rows: Path, tmp_path: Path) -> None:
+    shipped = PACKAGE / "profiles" / "mi355x" / "gpt-oss-120b-mxfp4-vllm.yaml"
+    own = Path(shutil.copy(shipped, tmp_path / "own.yaml"))
+    for suffix in COMPANIONS:
+        beside = Path(shutil.copy(shipped.with_suffix(suffix), own.with_suffix(suffix)))
+        before = beside.read_bytes()
+        linked = tmp_path / f"linked{suffix}.json"
+        linked.symlink_to(beside)
+        for name in (beside, linked):
+            done = check(own, rows, "--json", name)
+            assert done.returncode == 2 and "would be overwritten" in done.stderr
+        assert beside.read_bytes() == before

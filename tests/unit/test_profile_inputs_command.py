@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from hardware_profiles.fit_evidence import COMPANIONS
 from simulator.benchmark_rows import read_rows
 from validator.cli import app
 
@@ -126,3 +127,16 @@ def test_an_output_never_replaces_a_file_of_a_folder_that_is_read(profile: Run, 
     assert done.returncode == 2
     assert "would be overwritten" in done.stderr
     assert facts.read_text() == "tp: 2\n"
+
+
+@pytest.mark.parametrize("suffix", COMPANIONS)
+def test_what_a_fit_writes_beside_its_profile_replaces_no_input(
+    profile: Run, tmp_path: Path, suffix: str
+) -> None:
+    rows = tmp_path / f"rows{suffix}"
+    rows.write_bytes(SHIPPED.read_bytes())
+    for inputs in ((rows,), (tmp_path,), (SHIPPED, "--all-reduce", rows)):
+        done = profile("fit", *inputs, *FIT, "--out", tmp_path / "rows.yaml")
+        assert done.returncode == 2
+        assert f"rows{suffix} is an input of this command and would be overwritten" in done.stderr
+    assert rows.read_bytes() == SHIPPED.read_bytes()
