@@ -10,12 +10,13 @@ import typer
 
 from hardware_profiles.errors import InputError
 from planner.profile_cli import profile
-from planner.terminal import console, interruptible
+from planner.terminal import Commands, console, interruptible
 
 __all__ = ["commands"]
 
 commands = typer.Typer(
     name="goodfleet",
+    cls=Commands,
     help="Which vLLM configuration, on how many servers, serves this traffic within its targets at the lowest cost?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -200,6 +200,7 @@ def fit_to_file(
 ) -> None:
     """`profile fit`: read results, say what was read, fit, write the profile and its residuals."""
     from planner.progress import shown
+    from planner.terminal import console
     from simulator.benchmark_inputs import read_inputs
     from simulator.benchmark_rows import only_precision
     from simulator.calibration import fit_profile, write_profile
@@ -213,7 +214,7 @@ def fit_to_file(
     served = precision_name(precision or only_precision(found.rows, card=card, engine=engine))
     used = found.used_for(node=machine, card=card, precision=served, engine=engine, variant=variant)
     for line in (*used.account(), *used.doubts()):
-        Console().print(line, highlight=False, markup=False, soft_wrap=True)
+        console().print(line, highlight=False, markup=False, soft_wrap=True)
     with shown(quiet=False) as progress:
         fitted = fit_profile(
             found.rows,
@@ -229,4 +230,5 @@ def fit_to_file(
             progress=progress,
         )
     write_profile(fitted, out)
-    Console().print(f"wrote {out}; look at it with: goodfleet profile show {out}", highlight=False)
+    told = f"wrote {out}; look at it with: goodfleet profile show {out}"
+    console().print(told, highlight=False, markup=False, soft_wrap=True)

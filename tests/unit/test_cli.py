@@ -1,7 +1,10 @@
 """What a person at a terminal gets: one message and exit code 2 for a mistake, 3 when nothing meets, else 0."""
 
+import errno
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -311,3 +314,31 @@ def test_the_schema_is_json_and_knows_the_keys(goodfleet: Run) -> None:
     done = goodfleet("schema")
     schema = json.loads(done.stdout)
     assert {"workloads", "hardware", "search", "fleet", "cost"} <= set(schema["properties"])
+
+
+@pytest.mark.parametrize("arguments", [("schema",), ("profile", "show", "mi355x/gpt-oss-120b"), ("profile", "list")])
+def test_a_reader_that_has_gone_is_no_defect_and_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
+    code = "from validator.cli import app; app()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe, open("/dev/full", "wb") as full:
+        for output, expected, said in ((pipe, 0, ""), (full, 1, "error: the output cannot be written (No space left")):
+            done = subprocess.run(
+                [sys.executable, "-c", code, *arguments], stdout=output, stderr=subprocess.PIPE, text=True
+            )
+            assert done.returncode == expected, done.stderr
+            assert done.stderr.startswith(said) and done.stderr.count("\n") <= 1 and "Traceback" not in done.stderr
+
+
+def test_a_disk_that_fills_up_while_a_file_is_written_is_one_line_and_exit_code_1(
+    goodfleet: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "found.json")
+
+    monkeypatch.setattr("planner.check_file.write_check", full)
+    rows = ROOT / "hardware_profiles" / "measurements" / "mi355x-gpt-oss-120b-mxfp4.csv"
+    done = goodfleet("profile", "check", "mi355x/gpt-oss-120b", rows, "--json", tmp_path / "found.json")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: found.json cannot be written (No space left on device); what stands there")
+    assert "Traceback" not in done.stderr

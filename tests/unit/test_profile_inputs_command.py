@@ -130,9 +130,7 @@ def test_an_output_never_replaces_a_file_of_a_folder_that_is_read(profile: Run, 
 
 
 @pytest.mark.parametrize("suffix", COMPANIONS)
-def test_what_a_fit_writes_beside_its_profile_replaces_no_input(
-    profile: Run, tmp_path: Path, suffix: str
-) -> None:
+def test_what_a_fit_writes_beside_its_profile_replaces_no_input(profile: Run, tmp_path: Path, suffix: str) -> None:
     rows = tmp_path / f"rows{suffix}"
     rows.write_bytes(SHIPPED.read_bytes())
     for inputs in ((rows,), (tmp_path,), (SHIPPED, "--all-reduce", rows)):
