@@ -8,16 +8,22 @@ the port. Messages above 8 MB leave vLLM's custom all-reduce for RCCL, NCCL or R
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hardware_profiles.errors import InputError
 from hardware_profiles.node import Node
 from hardware_profiles.shipped import PACKAGE
 
 __all__ = ["MeasuredCurve", "all_reduce_curves", "link_bytes_per_s"]
 
+COLUMNS = ("world_size", "latency_floor_us", "effective_gb_per_s", "valid_to_bytes", "source")
 LARGE_FROM_BYTES = 8e6
+LEAST_FLOOR_S, MOST_FLOOR_S = 1e-7, 0.1
+"""No message crosses a link faster, and none takes as long: such a number is in another unit."""
+MOST_GPUS = 1024
 ASSUMED_FLOOR_S = 10e-6
 ASSUMED_TO_BYTES = 3e6
 ASSUMED_LINK_SHARE = 0.75
@@ -34,6 +40,8 @@ class MeasuredCurve:
     large_from_bytes: float
     """From here on another algorithm takes over."""
     how_known: str
+    other_gpu: str | None = None
+    """The GPU it was measured on where that is not the node's."""
 
 
 def link_bytes_per_s(node: Node, degree: int) -> float:
@@ -45,22 +53,72 @@ def link_bytes_per_s(node: Node, degree: int) -> float:
 
 def all_reduce_curves(node: Node, degrees: tuple[int, ...], path: Path | None = None) -> Mapping[int, MeasuredCurve]:
     """The curve of each degree above 1: from a file, else `hardware_profiles/measurements/<node>-all-reduce.csv`."""
-    measured: dict[int, MeasuredCurve] = {}
-    path = path or PACKAGE / "measurements" / f"{node.name}-all-reduce.csv"
-    if path.exists():
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-        for row in csv.DictReader(lines):
-            measured[int(row["world_size"])] = MeasuredCurve(
-                floor_s=float(row["latency_floor_us"]) * 1e-6,
-                bytes_per_s=float(row["effective_gb_per_s"]) * 1e9,
-                to_bytes=float(row["valid_to_bytes"]),
-                large_from_bytes=LARGE_FROM_BYTES,
-                how_known=(
-                    f"measured to {float(row['valid_to_bytes']) / 1e6:g} MB ({row['source']}), latency scaled to fit; "
-                    f"above {LARGE_FROM_BYTES / 1e6:g} MB fitted; interpolated between"
-                ),
-            )
+    shipped = PACKAGE / "measurements" / f"{node.name}-all-reduce.csv"
+    measured: Mapping[int, MeasuredCurve] = {}
+    if path is not None or shipped.exists():
+        measured = _measured(path or shipped, node)
     return {degree: measured.get(degree, _assumed(node, degree)) for degree in degrees if degree > 1}
+
+
+def _measured(path: Path, node: Node) -> dict[int, MeasuredCurve]:
+    """The curves of a file, by degree; a file that holds none is an `InputError`."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror}); --all-reduce names a CSV", file=str(path)) from None
+    except UnicodeDecodeError:
+        raise InputError("is not UTF-8; save the file as UTF-8", file=str(path)) from None
+    kept = [(number, line) for number, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
+    table = csv.DictReader([line for _, line in kept], strict=True)
+    missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
+    if missing:
+        raise InputError(f"has no column {', '.join(missing)}; it needs {', '.join(COLUMNS)}", file=str(path))
+    found: dict[int, MeasuredCurve] = {}
+    try:
+        for cells in table:
+            line = kept[table.line_num - 1][0]
+            if None in cells or None in cells.values():
+                raise InputError("has more or fewer fields than the header", file=str(path), line=line)
+            degree = _number(cells, "world_size", 2, MOST_GPUS, path, line)
+            if degree in found or degree != int(degree):
+                problem = "stands twice; keep one" if degree in found else "must be a whole number"
+                raise InputError(f"{degree:g} {problem}", file=str(path), line=line, key="world_size")
+            found[int(degree)] = _curve(cells, node, path, line)
+    except csv.Error as error:
+        raise InputError(f"is no CSV: {error}", file=str(path), line=kept[table.line_num - 1][0]) from None
+    if not found:
+        raise InputError("holds no curve; write one line per tensor-parallel degree above 1", file=str(path))
+    return found
+
+
+def _curve(cells: Mapping[str, str], node: Node, path: Path, line: int) -> MeasuredCurve:
+    to_bytes = _number(cells, "valid_to_bytes", 1, LARGE_FROM_BYTES * 0.999, path, line)
+    floor_us = _number(cells, "latency_floor_us", 0, MOST_FLOOR_S * 1e6, path, line)
+    gpu = cells.get("gpu") or node.gpu
+    same = gpu.lower() == node.name or set(gpu.lower().split()) <= set(node.gpu.lower().split())
+    other = "" if same else f" on {gpu}, another GPU than {node.gpu}"
+    return MeasuredCurve(
+        floor_s=max(floor_us * 1e-6, LEAST_FLOOR_S),
+        bytes_per_s=_number(cells, "effective_gb_per_s", 1e-3, 1e6, path, line) * 1e9,
+        to_bytes=to_bytes,
+        large_from_bytes=LARGE_FROM_BYTES,
+        how_known=(
+            f"measured to {to_bytes / 1e6:g} MB{other} ({cells['source']}), latency scaled to fit; "
+            f"above {LARGE_FROM_BYTES / 1e6:g} MB fitted; interpolated between"
+        ),
+        other_gpu=gpu if other else None,
+    )
+
+
+def _number(cells: Mapping[str, str], name: str, least: float, most: float, path: Path, line: int) -> float:
+    try:
+        value = float(cells[name])
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        problem = f"{cells[name]!r} is not allowed; it must be a number from {least:g} to {most:g}"
+        raise InputError(problem, file=str(path), line=line, key=name)
+    return value
 
 
 def _assumed(node: Node, degree: int) -> MeasuredCurve:

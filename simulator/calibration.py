@@ -100,7 +100,7 @@ def fit_profile(
     covariance, hardly = covariance_of(fit, z, spread)
     options = [f"--node {node_option or node.name}", *([f"--all-reduce {all_reduce}"] if all_reduce else [])]
     omitted = left_out(rows, node=node, card=card, precision=precision, engine=engine, variant=variant)
-    caveats = (*omitted, *overfull, *_identifiability(chosen, hardly))
+    caveats = (*omitted, *overfull, *_identifiability(chosen, hardly), *_borrowed(fit))
     draft = _file(fit, z, engine=engine, variant=variant, options=options, seed=seed, caveats=caveats)
     predicted = predict_rows(profile_of(draft, Path()), chosen, node=node, card=card, seed=seed)
     errors = {"in sample": figures(np.log(predicted), fit)}
@@ -246,6 +246,12 @@ def _identifiability(rows: Sequence[BenchmarkRow], hardly: tuple[str, ...]) -> l
     if hardly:
         found.append(f"Hardly told by these rows, so close to their typical values: {', '.join(hardly)}.")
     return found
+
+
+def _borrowed(fit: RowFit) -> list[str]:
+    """All-reduce curves of another GPU, which a user may name where nobody measured the node's own."""
+    found = dict.fromkeys(curve.other_gpu for curve in fit.curves.values() if curve.other_gpu is not None)
+    return [f"The all-reduce was measured on {gpu}, not on {fit.node.gpu}: its latency is a guess." for gpu in found]
 
 
 def _kv_sensitivity(fit: RowFit, file: ProfileFile, base: Floats, seed: int) -> str:

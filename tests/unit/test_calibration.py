@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hardware_profiles.errors import InputError
 from hardware_profiles.fit_evidence import load_covariance, load_held_out, load_residuals
 from hardware_profiles.model import load_model_card
 from hardware_profiles.node import load_node
@@ -347,3 +348,44 @@ def test_where_nobody_measured_the_all_reduce_it_is_assumed_and_says_so() -> Non
     assert curve.how_known.startswith("assumed")
     assert curve.bytes_per_s == pytest.approx(0.75 * 8 / 14 * node.scaleup_bytes_per_s)
     assert CURVES[4].bytes_per_s == 120.7e9
+
+
+CURVE_HEADER = "gpu,world_size,latency_floor_us,effective_gb_per_s,valid_to_bytes,source"
+CURVE = "MI355X,4,10,120,3000000,a bench"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "curves.csv: cannot be read (No such file or directory); --all-reduce names a CSV"),
+        ("", "curves.csv: has no column world_size, latency_floor_us"),
+        (f"# words\n{CURVE_HEADER}\n", "curves.csv: holds no curve; write one line per"),
+        (f"{CURVE_HEADER.replace('source', 'from')}\n{CURVE}\n", "curves.csv: has no column source; it needs"),
+        (f"# a\n{CURVE_HEADER}\n# b\n{CURVE.replace(',4,', ',four,')}\n", "curves.csv:4: world_size: 'four' is not"),
+        (f"{CURVE_HEADER}\n{CURVE.replace(',10,', ',-1,')}\n", "curves.csv:2: latency_floor_us: '-1' is not allowed"),
+        (f"{CURVE_HEADER}\n{CURVE.replace(',120,', ',nan,')}\n", "curves.csv:2: effective_gb_per_s: 'nan' is not"),
+        (f"{CURVE_HEADER}\n{CURVE.replace('3000000', '9e6')}\n", "it must be a number from 1 to 7.992e+06"),
+        (f"{CURVE_HEADER}\n{CURVE}\n{CURVE}\n", "curves.csv:3: world_size: 4 stands twice; keep one"),
+        (f"{CURVE_HEADER}\n{CURVE},1\n", "curves.csv:2: has more or fewer fields"),
+    ],
+)
+def test_a_broken_file_of_all_reduce_curves_is_refused_with_its_place(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
+    path = tmp_path / "curves.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError) as raised:
+        all_reduce_curves(NODE, (1, 4), path)
+    assert words in str(raised.value)
+
+
+def test_a_curve_of_another_gpu_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "curves.csv"
+    path.write_text(f"{CURVE_HEADER}\n{CURVE}\n{CURVE.replace('MI355X,4', 'H100,2')}\n")
+    curves = all_reduce_curves(NODE, (1, 2, 4), path)
+    assert (curves[2].other_gpu, curves[4].other_gpu) == ("H100", None)
+    assert "on H100, another GPU than AMD Instinct MI355X" in curves[2].how_known
+    for node in ("b200", "h100", "h200", "mi300x", "mi325x", "mi355x"):
+        shipped = all_reduce_curves(load_node(node), (2, 4, 8))
+        assert not any(curve.other_gpu for curve in shipped.values())
