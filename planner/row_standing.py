@@ -11,7 +11,7 @@ from hardware_profiles.memory import tensor_parallel_problem
 from hardware_profiles.model import ModelCard, load_model_card, precision_name
 from hardware_profiles.node import Node
 from hardware_profiles.profile import HardwareProfile
-from simulator.benchmark_rows import BenchmarkRow
+from simulator.benchmark_rows import BenchmarkRow, too_long
 from simulator.closed_loop import row_blocks
 
 __all__ = ["Outside", "model_names", "outside", "reason_left_out", "used_in_fit"]
@@ -54,6 +54,7 @@ def reason_left_out(
         (row.variant != profile.variant, f"of the variant {row.variant or 'plain'}"),
         (bool(row.special), row.special),
         (tp > node.gpus_per_server, f"at TP {tp}, on more GPUs than a server has"),
+        (bool(too_long(row, card)), too_long(row, card)),
         (row.max_num_seqs > row.max_num_batched_tokens, "with max_num_seqs above max_num_batched_tokens"),
     )
     reason = next((reason for found, reason in checks if found), None)

@@ -7,7 +7,6 @@ the port. Messages above 8 MB leave vLLM's custom all-reduce for RCCL, NCCL or R
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from hardware_profiles.errors import InputError
 from hardware_profiles.node import Node
 from hardware_profiles.shipped import PACKAGE
+from simulator.tidy_csv import read_tidy_csv
 
 __all__ = ["MeasuredCurve", "all_reduce_curves", "link_bytes_per_s"]
 
@@ -62,30 +62,13 @@ def all_reduce_curves(node: Node, degrees: tuple[int, ...], path: Path | None = 
 
 def _measured(path: Path, node: Node) -> dict[int, MeasuredCurve]:
     """The curves of a file, by degree; a file that holds none is an `InputError`."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror}); --all-reduce names a CSV", file=str(path)) from None
-    except UnicodeDecodeError:
-        raise InputError("is not UTF-8; save the file as UTF-8", file=str(path)) from None
-    kept = [(number, line) for number, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")]
-    table = csv.DictReader([line for _, line in kept], strict=True)
-    missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
-    if missing:
-        raise InputError(f"has no column {', '.join(missing)}; it needs {', '.join(COLUMNS)}", file=str(path))
     found: dict[int, MeasuredCurve] = {}
-    try:
-        for cells in table:
-            line = kept[table.line_num - 1][0]
-            if None in cells or None in cells.values():
-                raise InputError("has more or fewer fields than the header", file=str(path), line=line)
-            degree = _number(cells, "world_size", 2, MOST_GPUS, path, line)
-            if degree in found or degree != int(degree):
-                problem = "stands twice; keep one" if degree in found else "must be a whole number"
-                raise InputError(f"{degree:g} {problem}", file=str(path), line=line, key="world_size")
-            found[int(degree)] = _curve(cells, node, path, line)
-    except csv.Error as error:
-        raise InputError(f"is no CSV: {error}", file=str(path), line=kept[table.line_num - 1][0]) from None
+    for line, cells in read_tidy_csv(path, [(name,) for name in COLUMNS]).records:
+        degree = _number(cells, "world_size", 2, MOST_GPUS, path, line)
+        if degree in found or degree != int(degree):
+            problem = "stands twice; keep one" if degree in found else "must be a whole number"
+            raise InputError(f"{degree:g} {problem}", file=str(path), line=line, key="world_size")
+        found[int(degree)] = _curve(cells, node, path, line)
     if not found:
         raise InputError("holds no curve; write one line per tensor-parallel degree above 1", file=str(path))
     return found

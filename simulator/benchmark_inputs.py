@@ -23,7 +23,7 @@ from hardware_profiles.errors import InputError
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
 from simulator.bench_serve_result import bench_serve_cells, is_bench_serve
-from simulator.benchmark_rows import BenchmarkRow, NotRows, RowFile, is_complete, read_table, row_of
+from simulator.benchmark_rows import BenchmarkRow, NotRows, RowFile, is_complete, read_table, row_of, too_long
 from simulator.inferencex_dump import dump_of, is_archive, read_dump
 from simulator.inferencex_result import inferencex_cells, is_inferencex, is_published_row, point_of
 from simulator.littles_law import judged_sweeps
@@ -79,7 +79,7 @@ class Imported:
         kept = []
         names = {name.lower() for name in (card.name, *card.aliases)}
         for row in self.rows:
-            reason = _other(row, node, names, precision, engine, variant)
+            reason = _other(row, node, names, precision, engine, variant) or too_long(row, card)
             if reason:
                 reasons[reason] += 1
             else:

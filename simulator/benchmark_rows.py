@@ -24,8 +24,6 @@ Little's law holds inside a row; one that breaks it gets a tenth of the weight (
 
 from __future__ import annotations
 
-import csv
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +35,8 @@ from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
 from hardware_profiles.profile import TIERS, Tier
 from simulator.littles_law import decode_occupancy, judged, suspect
+from simulator.row_cells import FALSE, MOST_CONCURRENCY, MOST_REQUESTS, Cells
+from simulator.tidy_csv import NotRows, read_tidy_csv
 
 __all__ = [
     "METRICS",
@@ -51,6 +51,7 @@ __all__ = [
     "read_table",
     "row_of",
     "select_rows",
+    "too_long",
 ]
 
 REQUIRED = (
@@ -67,9 +68,9 @@ TTFT = ("ttft_median_ms", "ttft_mean_ms")
 LOAD = ("max_concurrency", "request_rate")
 METRICS = ("tpot", "throughput", "ttft")
 """What a row may hold, in the order of arrays of metrics."""
-TOO_LARGE = 1e12
-MOST = 10_000_000
-"""Largest length, load, number of requests or flag that is taken for meant."""
+SHARES = (1e-6, 1e3)
+"""Least and most that a length range may be of the nominal length."""
+MOST_BLOCK_SIZE = 1024
 Statistic = Literal["median", "mean"]
 NOTES = {
     "source": True,
@@ -81,10 +82,6 @@ NOTES = {
     "engine": False,
 }
 """Keys of the lines before the header; True = may stand more than once."""
-
-
-class NotRows(InputError):
-    """A file that holds no rows at all, which is no mistake where a folder was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,46 +173,41 @@ def read_rows(path: Path) -> tuple[BenchmarkRow, ...]:
 
 def read_table(path: Path) -> tuple[tuple[BenchmarkRow, ...], int]:
     """`read_rows`, and how many lines were passed over because they lack lengths, load, TP or TPOT."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotRows(f"cannot be read: {error}", file=str(path)) from None
-    start = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    about = _about(path, lines[:start])
-    table = csv.DictReader(lines[start:], strict=True)
-    columns = table.fieldnames or ()
-    missing = [name for name in REQUIRED if name not in columns]
-    missing += [" or ".join(names) for names in (LOAD, TPOT) if not set(names) & set(columns)]
-    if missing:
-        raise NotRows(f"has no column {', '.join(missing)}; it needs {', '.join(REQUIRED)}", file=str(path))
-    rows: list[BenchmarkRow] = []
-    passed_over = 0
-    try:
-        for cells in table:
-            number = start + table.line_num
-            if None in cells or None in cells.values():
-                raise InputError("has more or fewer fields than the header", file=str(path), line=number)
-            if is_complete(cells):
-                rows.append(row_of(cells, about, number))
-            else:
-                passed_over += 1
-    except csv.Error as error:
-        raise InputError(f"is no CSV: {error}", file=str(path), line=start + table.line_num) from None
-    return tuple(rows), passed_over
+    table = read_tidy_csv(path, [*((name,) for name in REQUIRED), LOAD, TPOT])
+    about = _about(path, table.notes)
+    rows = tuple(row_of(cells, about, line) for line, cells in table.records if is_complete(cells))
+    return rows, len(table.records) - len(rows)
 
 
 def select_rows(
     rows: Iterable[BenchmarkRow], *, node: Node, card: ModelCard, precision: str, engine: str, variant: str = ""
 ) -> tuple[BenchmarkRow, ...]:
     """The rows of this node, model, precision, engine and variant, in a fixed order; none at all is an `InputError`."""
-    wanted = [row for row in _of(rows, node, card, precision, engine) if not row.special and row.variant == variant]
+    found = _of(rows, node, card, precision, engine)
+    wanted = [row for row in found if not _reason(row, card, variant)]
     if not wanted:
         which = f"{engine}-{variant}" if variant else engine
+        omitted = left_out(rows, node=node, card=card, precision=precision, engine=engine, variant=variant)
+        cure = "check the columns gpu, model, precision and framework"
+        if found:
+            cure = f"{', '.join(omitted)}; give rows without these reasons, or another --variant"
         raise InputError(
-            f"no row of {card.name} in {precision_name(precision)} on {node.name} with {which}; "
-            "check the columns gpu, model, precision and framework"
+            f"no row of {card.name} in {precision_name(precision)} on {node.name} with {which} can be fitted; {cure}"
         )
     return tuple(sorted(wanted, key=_order))
+
+
+def too_long(row: BenchmarkRow, card: ModelCard) -> str:
+    """Why no server of this model can have run the row; "" = it can."""
+    longest = int(row.length_high * row.isl) + int(row.length_high * row.osl)
+    if longest <= card.max_model_len:
+        return ""
+    return f"longer than the {card.max_model_len:,} tokens that {card.name} was made for"
+
+
+def _reason(row: BenchmarkRow, card: ModelCard, variant: str) -> str:
+    other = f"variant {row.variant or 'plain'}" if row.variant != variant else ""
+    return row.special or other or too_long(row, card)
 
 
 def _order(row: BenchmarkRow) -> tuple[float, ...]:
@@ -238,9 +230,12 @@ def left_out(
     rows: Iterable[BenchmarkRow], *, node: Node, card: ModelCard, precision: str, engine: str, variant: str = ""
 ) -> tuple[str, ...]:
     """What `select_rows` leaves out of the rows of this model, counted by reason."""
-    found = [row for row in _of(rows, node, card, precision, engine) if row.special or row.variant != variant]
-    reasons = Counter(row.special or f"variant {row.variant or 'plain'}" for row in found)
-    return tuple(f"{count} rows left out: {reason}" for reason, count in sorted(reasons.items()))
+    reasons = Counter(_reason(row, card, variant) for row in _of(rows, node, card, precision, engine))
+    return tuple(
+        f"{count} row{'' if count == 1 else 's'} left out: {reason}"
+        for reason, count in sorted(reasons.items())
+        if reason
+    )
 
 
 def _of(
@@ -258,9 +253,9 @@ def _of(
     ]
 
 
-def _about(path: Path, lines: Sequence[str]) -> RowFile:
+def _about(path: Path, lines: Sequence[tuple[int, str]]) -> RowFile:
     found: dict[str, list[str]] = {key: [] for key in NOTES}
-    for number, line in enumerate(lines, start=1):
+    for number, line in lines:
         key, colon, text = line.lstrip("# ").partition(":")
         if colon and key in found:
             found[key].append(text.strip())
@@ -299,88 +294,49 @@ def _is_open(cells: Mapping[str, str]) -> bool:
 
 def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) -> BenchmarkRow:
     """One row from the columns above, as text; a value out of range is an `InputError` that names the column."""
-
-    def number(name: str, default: float | None = None) -> float:
-        text = cells.get(name, "")
-        if not text and default is not None:
-            return default
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and 0 < value < TOO_LARGE):
-            raise InputError(
-                f"{text!r} is not allowed; it must be a number above 0 and below {TOO_LARGE:g}",
-                file=about.path,
-                line=line,
-                key=name,
-            )
-        return value
-
-    def whole(name: str, default: float | None = None, most: float = MOST) -> int:
-        value = number(name, default)
-        if not 1 <= value <= most or value != int(value):
-            problem = f"{cells[name]!r} is not allowed; it must be a whole number from 1 to {most:,.0f}"
-            raise InputError(problem, file=about.path, line=line, key=name)
-        return int(value)
-
-    def length(name: str) -> int:
-        value = number(name)
-        if not 1 <= value <= MOST:
-            problem = f"{cells[name]!r} is not allowed; it must be a number of tokens from 1 to {MOST:,}"
-            raise InputError(problem, file=about.path, line=line, key=name)
-        return int(value)
-
-    def optional(name: str) -> float | None:
-        return number(name) if cells.get(name) else None
-
-    tp = whole("tp")
+    found = Cells(cells=cells, file=about.path, line=line)
+    tp = found.whole("tp", most=1024)
     tpot = next(name for name in TPOT if cells.get(name))
     ttft = next((name for name in TTFT if cells.get(name)), TTFT[0])
-    per_gpu = optional("total_tps_per_gpu")
-    rate = number("request_rate") if _is_open(cells) else None
-    ttft_ms = optional(ttft)
+    rate = found.number("request_rate", 1e-6, 1e6, what="inf, or requests/s") if _is_open(cells) else None
+    per_gpu = found.number("total_tps_per_gpu", 1e-3, 1e9, what="tokens/s") if cells.get("total_tps_per_gpu") else None
     row = BenchmarkRow(
         gpu=cells["gpu"],
         model=cells["model"],
         precision=cells["precision"],
         framework=cells["framework"],
         tensor_parallel_size=tp,
-        isl=length("isl"),
-        osl=length("osl"),
-        concurrency=whole("max_concurrency") if rate is None else None,
+        isl=found.length("isl", 1),
+        osl=found.length("osl", 2),
+        concurrency=found.whole("max_concurrency", most=MOST_CONCURRENCY) if rate is None else None,
         request_rate_rps=rate,
-        tpot_s=number(tpot) / 1e3,
+        tpot_s=found.latency_s(tpot),
         tpot_statistic="median" if tpot == TPOT[0] else "mean",
         tokens_per_s=per_gpu * tp if per_gpu is not None and rate is None else None,
-        ttft_s=ttft_ms / 1e3 if ttft_ms is not None else None,
+        ttft_s=found.latency_s(ttft) if cells.get(ttft) else None,
         ttft_statistic="median" if ttft == TTFT[0] else "mean",
-        requests=whole("num_requests") if cells.get("num_requests") else None,
-        length_low=number("length_low", 0.8),
-        length_high=number("length_high", 1.0),
-        max_num_batched_tokens=whole("max_num_batched_tokens", 8192),
-        max_num_seqs=whole("max_num_seqs", 1024),
-        gpu_memory_utilization=number("gpu_memory_utilization", 0.9),
-        block_size=whole("block_size", 16),
-        kv_cache_dtype=cells.get("kv_cache_dtype") or "auto",
-        kv_cache_tokens=whole("kv_cache_tokens", most=TOO_LARGE) if cells.get("kv_cache_tokens") else None,
-        async_scheduling=_is_true(cells, "async_scheduling", about, line),
-        all_reduce_bits={"": 16.0, "none": 16.0, "int4": 4.5}.get(cells.get("all_reduce_quantization", ""), 16.0),
+        requests=found.whole("num_requests", most=MOST_REQUESTS) if cells.get("num_requests") else None,
+        length_low=found.number("length_low", *SHARES, 0.8),
+        length_high=found.number("length_high", *SHARES, 1.0),
+        max_num_batched_tokens=found.whole("max_num_batched_tokens", 8192),
+        max_num_seqs=found.whole("max_num_seqs", 1024),
+        gpu_memory_utilization=found.number("gpu_memory_utilization", 0.01, 1.0, 0.9, what="a share"),
+        block_size=found.whole("block_size", 16, most=MOST_BLOCK_SIZE),
+        kv_cache_dtype=found.kv_cache_dtype(),
+        kv_cache_tokens=found.whole("kv_cache_tokens", most=1e12) if cells.get("kv_cache_tokens") else None,
+        async_scheduling=found.flag("async_scheduling", True),
+        all_reduce_bits=found.all_reduce_bits(),
         date=cells.get("date", ""),
         engine_version=cells.get("framework_version", ""),
-        weight=0.0 if cells.get("weight") in ("0", "0.0") else number("weight", 1.0),
+        weight=found.weight(),
         note=cells.get("weight_note", ""),
-        variant=_variant(cells),
-        special=_special(cells),
+        variant=_variant(found),
+        special=_special(found),
         file=about,
     )
     if row.length_low > row.length_high:
-        raise InputError(
-            f"{row.length_low:g} is above length_high {row.length_high:g}; the shortest comes first",
-            file=about.path,
-            line=line,
-            key="length_low",
-        )
+        problem = f"{row.length_low:g} is above length_high {row.length_high:g}; the shortest comes first"
+        raise found.error(problem, "length_low")
     if row.weight == 0.0:
         return replace(row, special=row.special or row.note or "of weight 0")
     if flag := cells.get("quality_flag"):
@@ -388,35 +344,24 @@ def row_of(cells: Mapping[str, str], about: RowFile, line: int | None = None) ->
     return judged(row)
 
 
-def _is_true(cells: Mapping[str, str], name: str, about: RowFile, line: int | None) -> bool:
-    text = (cells.get(name) or "true").lower()
-    if text not in ("true", "false", "1", "0"):
-        raise InputError(f"{text!r} is not allowed; it must be true or false", file=about.path, line=line, key=name)
-    return text in ("true", "1")
-
-
-def _is_set(cells: Mapping[str, str], name: str, plain: tuple[str, ...]) -> bool:
-    return (cells.get(name) or plain[0]).lower() not in plain
-
-
-def _variant(cells: Mapping[str, str]) -> str:
+def _variant(cells: Cells) -> str:
     parts = []
-    if _is_set(cells, "spec_decode", ("none", "0")):
-        parts.append(cells["spec_decode"].lower())
-    if _is_set(cells, "ep", ("1", "1.0")):
-        parts.append(f"ep{cells['ep'].removesuffix('.0')}")
-    if _is_set(cells, "dp_attention", ("0", "0.0", "false")):
+    if (kind := cells.text("spec_decode").lower()) not in ("", *FALSE):
+        parts.append(kind)
+    if (ranks := cells.expert_ranks()) > 1:
+        parts.append(f"ep{ranks}")
+    if cells.flag("dp_attention", False):
         parts.append("dpa")
     return "-".join(parts)
 
 
-def _special(cells: Mapping[str, str]) -> str:
-    if (cells.get("scenario") or "").lower().startswith("agentic"):
+def _special(cells: Cells) -> str:
+    if cells.text("scenario").lower().startswith("agentic"):
         return "agentic trace replay: no nominal ISL and OSL"
-    if _is_set(cells, "disagg", ("0", "0.0", "false")):
+    if cells.flag("disagg", False):
         return "disaggregated"
-    if _is_set(cells, "multinode", ("0", "0.0", "false")):
+    if cells.flag("multinode", False):
         return "several nodes"
-    if _is_open(cells) and cells.get("max_concurrency"):
+    if _is_open(cells.cells) and cells.text("max_concurrency"):
         return "open loop under a concurrency cap"
     return ""

@@ -357,8 +357,8 @@ CURVE = "MI355X,4,10,120,3000000,a bench"
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "curves.csv: cannot be read (No such file or directory); --all-reduce names a CSV"),
-        ("", "curves.csv: has no column world_size, latency_floor_us"),
+        (None, "curves.csv: cannot be read: No such file or directory"),
+        ("", "curves.csv: the file is empty; it needs a header with world_size, latency_floor_us"),
         (f"# words\n{CURVE_HEADER}\n", "curves.csv: holds no curve; write one line per"),
         (f"{CURVE_HEADER.replace('source', 'from')}\n{CURVE}\n", "curves.csv: has no column source; it needs"),
         (f"# a\n{CURVE_HEADER}\n# b\n{CURVE.replace(',4,', ',four,')}\n", "curves.csv:4: world_size: 'four' is not"),
@@ -366,7 +366,7 @@ CURVE = "MI355X,4,10,120,3000000,a bench"
         (f"{CURVE_HEADER}\n{CURVE.replace(',120,', ',nan,')}\n", "curves.csv:2: effective_gb_per_s: 'nan' is not"),
         (f"{CURVE_HEADER}\n{CURVE.replace('3000000', '9e6')}\n", "it must be a number from 1 to 7.992e+06"),
         (f"{CURVE_HEADER}\n{CURVE}\n{CURVE}\n", "curves.csv:3: world_size: 4 stands twice; keep one"),
-        (f"{CURVE_HEADER}\n{CURVE},1\n", "curves.csv:2: has more or fewer fields"),
+        (f"{CURVE_HEADER}\n{CURVE},1\n", "curves.csv:2: has 7 fields where the header has 6"),
     ],
 )
 def test_a_broken_file_of_all_reduce_curves_is_refused_with_its_place(
