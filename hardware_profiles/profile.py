@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.strict_yaml import load_model, load_yaml
 
 __all__ = [
+    "NOT_STATED",
     "TIERS",
     "AllReduce",
     "ErrorFigures",
@@ -28,6 +30,7 @@ __all__ = [
     "TensorParallelTerms",
     "Tier",
     "find_profile_name",
+    "is_date",
     "list_profiles",
     "load_profile",
     "profile_of",
@@ -35,6 +38,31 @@ __all__ = [
 
 FOLDER = Path(__file__).parent / "profiles"
 
+NOT_STATED = "not stated"
+
+
+def _ordered(limits: tuple[int, int]) -> tuple[int, int]:
+    low, high = limits
+    if not 0 <= low <= high or high < 1:
+        raise ValueError(f"{low} to {high} is no range; write the least, then the most, both above 0")
+    return limits
+
+
+def _date_or_not_stated(text: str) -> str:
+    if text != NOT_STATED and not is_date(text):
+        raise ValueError(f"{text!r} is no date; write YYYY-MM-DD, or {NOT_STATED}")
+    return text
+
+
+def is_date(text: str) -> bool:
+    """Whether a text is a calendar day, YYYY-MM-DD."""
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+Range = Annotated[tuple[int, int], AfterValidator(_ordered)]
 Efficiency = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, lt=10)]
 Tier = Literal[
@@ -104,15 +132,21 @@ class AllReduce(_Terms):
     how_known: str
     """Measured, fitted or assumed, and from what."""
 
+    @model_validator(mode="after")
+    def _the_regimes_follow_each_other(self) -> AllReduce:
+        if self.large_from_bytes <= self.to_bytes:
+            raise ValueError(f"large_from_bytes {self.large_from_bytes:g} must be above to_bytes {self.to_bytes:g}")
+        return self
+
 
 class MeasuredRange(_Terms):
     """Where the measured rows lie; a result outside is *extrapolated*."""
 
-    tensor_parallel_size: tuple[int, ...]
-    concurrency: tuple[int, int]
-    isl: tuple[int, int]
-    osl: tuple[int, int]
-    context: tuple[int, int]
+    tensor_parallel_size: tuple[Annotated[int, Field(ge=1)], ...]
+    concurrency: Range
+    isl: Range
+    osl: Range
+    context: Range
     """Tokens held by one sequence."""
 
 
@@ -137,7 +171,7 @@ class ProfileFile(_Terms):
     precision: str
     engine: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
     engine_version: str
-    as_of: str
+    as_of: Annotated[str, AfterValidator(_date_or_not_stated)]
     variant: Annotated[str, Field(pattern=r"^[a-z0-9-]*$")] = ""
     """What sets its rows apart from plain tensor-parallel runs (`mtp`, `ep8`): a suffix of the name; empty = plain."""
     tier: Tier
@@ -172,6 +206,11 @@ class ProfileFile(_Terms):
         for tp in self.tensor_parallel:
             if tp > 1 and tp not in self.all_reduce:
                 raise ValueError(f"tensor_parallel {tp} has no all_reduce entry")
+        held, measured = set(self.tensor_parallel), set(self.measured.tensor_parallel_size)
+        if without := sorted(measured - held):
+            raise ValueError(f"measured.tensor_parallel_size {without[0]} has no entry under tensor_parallel")
+        if unmeasured := sorted(held - measured):
+            raise ValueError(f"tensor_parallel {unmeasured[0]} is not in measured.tensor_parallel_size")
         return self
 
 

@@ -34,4 +34,5 @@ def find_file(name_or_path: str | Path, *, folder: str, relative_to: Path | None
     near = difflib.get_close_matches(name.lower(), shipped, n=1, cutoff=0.4)
     hint = f"; did you mean `{near[0]}`?" if near else ";"
     known = ", ".join(shipped)
-    raise InputError(f"unknown {what} {text!r}{hint} shipped: {known}; or give the path of a file, e.g. ./my.yaml")
+    own = f"a model folder, e.g. ./{text or 'my-model'}" if folder == "models" else "a file, e.g. ./my.yaml"
+    raise InputError(f"unknown {what} {text!r}{hint} shipped: {known}; or give the path of {own}")

@@ -63,7 +63,7 @@ def _named(loaded: LoadedScenario, card: ModelCard) -> dict[str, HardwareProfile
         try:
             held = load_profile(loaded.path.parent / text if is_file else text)
         except InputError as error:
-            raise error if error.file is not None else loaded.error(error.problem, key) from None
+            raise error if error.line is not None else loaded.error(str(error), key) from None
         if card.name not in (held.model, *held.serves):
             raise loaded.error(f"{held.name} was measured with {held.model}; the model here is {card.name}", key)
         if held.engine not in VLLM_ENGINES and not loaded.allow_other_engine:

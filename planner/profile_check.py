@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.fit_evidence import ResidualRow, load_residuals
-from hardware_profiles.model import ModelCard, load_model_card
-from hardware_profiles.node import Node, load_node
+from hardware_profiles.model import ModelCard
+from hardware_profiles.node import Node
 from hardware_profiles.profile import ErrorFigures, HardwareProfile
+from hardware_profiles.profile_subject import node_and_card
 from planner.row_standing import Outside, model_names, outside, reason_left_out, used_in_fit
 from simulator.benchmark_rows import METRICS, BenchmarkRow
 from simulator.closed_loop import KvCacheTooSmall, predict_rows
@@ -139,7 +140,7 @@ def refuse_not_positive(value: float | None, options: str) -> None:
 
 def check_profile(profile: HardwareProfile, rows: Sequence[BenchmarkRow], *, unused_only: bool = False) -> ProfileCheck:
     """Predict the rows that the profile speaks of; none at all is an `InputError`."""
-    node, card = load_node(profile.node), load_model_card(profile.model)
+    node, card = node_and_card(profile)
     fitted = load_residuals(profile)
     if unused_only and not fitted:
         raise InputError(

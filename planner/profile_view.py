@@ -13,6 +13,7 @@ from hardware_profiles.fit_evidence import load_residuals
 from hardware_profiles.model import load_model_card, precision_name
 from hardware_profiles.node import load_node
 from hardware_profiles.profile import HardwareProfile, load_profile
+from hardware_profiles.profile_subject import node_and_card
 from hardware_profiles.server_split import split_comparisons
 from simulator.steptime import StepTimeModel, all_reduce_s, step_time_model
 
@@ -26,7 +27,7 @@ PREFILL_CHUNK_TOKENS = 8192
 def print_profile(name: str, console: Console) -> None:
     """Print one profile; an unknown or ambiguous name is an `InputError`."""
     profile = load_profile(name)
-    node, card = load_node(profile.node), load_model_card(profile.model)
+    node, card = node_and_card(profile)
     console.print(f"{profile.name}: {profile.tier}, {profile.engine} {profile.engine_version}, as of {profile.as_of}")
     rates = Table(
         title=(

@@ -22,6 +22,7 @@ from pathlib import Path
 from hardware_profiles.errors import InputError
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
+from hardware_profiles.profile import NOT_STATED, is_date
 from simulator.bench_serve_result import bench_serve_cells, is_bench_serve
 from simulator.benchmark_rows import BenchmarkRow, NotRows, RowFile, is_complete, read_table, row_of, too_long
 from simulator.inferencex_dump import dump_of, is_archive, read_dump
@@ -274,12 +275,12 @@ def _grouped_files(rows: Sequence[BenchmarkRow]) -> Iterator[BenchmarkRow]:
 
 def _described(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     versions = sorted({row.engine_version for row in rows} - {""})
-    dates = sorted({row.date for row in rows} - {""})
+    dates = sorted({row.date for row in rows if is_date(row.date)})
     more = f" and {len(versions) - VERSIONS} more" if len(versions) > VERSIONS else ""
     about = replace(
         rows[0].file,
-        engine_version=", ".join(versions[-VERSIONS:]) + more or "not stated",
-        as_of=dates[-1] if dates else "not stated",
+        engine_version=", ".join(versions[-VERSIONS:]) + more or NOT_STATED,
+        as_of=dates[-1] if dates else NOT_STATED,
         tier="dated single runs" if dates and all(row.date for row in rows) else "pooled medians",
     )
     return [replace(row, file=about) for row in rows]

@@ -33,7 +33,7 @@ from typing import Literal
 from hardware_profiles.errors import InputError
 from hardware_profiles.model import ModelCard, precision_name
 from hardware_profiles.node import Node
-from hardware_profiles.profile import TIERS, Tier
+from hardware_profiles.profile import NOT_STATED, TIERS, Tier, is_date
 from simulator.littles_law import decode_occupancy, judged, suspect
 from simulator.row_cells import FALSE, MOST_CONCURRENCY, MOST_REQUESTS, Cells
 from simulator.tidy_csv import NotRows, read_tidy_csv
@@ -94,8 +94,8 @@ class RowFile:
     caveat: tuple[str, ...] = ()
     serves: tuple[str, ...] = ()
     """Model cards of the same shape that the rows hold for."""
-    engine_version: str = "not stated"
-    as_of: str = "not stated"
+    engine_version: str = NOT_STATED
+    as_of: str = NOT_STATED
     """Date of the newest run."""
     tier: Tier = "pooled medians"
     """Provenance: *dated single runs* stand above *pooled medians* over versions and months."""
@@ -261,6 +261,9 @@ def _about(path: Path, lines: Sequence[tuple[int, str]]) -> RowFile:
             found[key].append(text.strip())
             if len(found[key]) > 1 and not NOTES[key]:
                 raise InputError(f"{key} stands twice; give it once", file=str(path), line=number)
+            if key == "as_of" and not is_date(text.strip()) and text.strip() not in ("", NOT_STATED):
+                problem = f"{text.strip()!r} is no date; write YYYY-MM-DD, or leave the line out"
+                raise InputError(problem, file=str(path), line=number, key=key)
     stated = (found["tier"] or ["pooled medians"])[0]
     tier = next((tier for tier in TIERS if tier == stated), None)
     if tier is None:
@@ -271,8 +274,8 @@ def _about(path: Path, lines: Sequence[tuple[int, str]]) -> RowFile:
         source=tuple(found["source"]),
         caveat=tuple(found["caveat"]),
         serves=serves,
-        engine_version=(found["engine_version"] or ["not stated"])[0],
-        as_of=(found["as_of"] or ["not stated"])[0],
+        engine_version=(found["engine_version"] or [NOT_STATED])[0],
+        as_of=(found["as_of"] or [""])[0] or NOT_STATED,
         tier=tier,
         engine=found["engine"][0] if found["engine"] else None,
     )

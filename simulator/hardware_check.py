@@ -35,7 +35,7 @@ def load_model_and_nodes(loaded: LoadedScenario) -> tuple[ModelCard, tuple[Node,
 
 def _located(error: InputError, loaded: LoadedScenario, key: tuple[str | int, ...]) -> InputError:
     """The same error at the scenario's line, unless it already points into a file of its own."""
-    return error if error.line is not None else loaded.error(error.problem, key)
+    return error if error.line is not None else loaded.error(str(error), key)
 
 
 def check_against_hardware(loaded: LoadedScenario, nodes: Sequence[Node], card: ModelCard) -> None:

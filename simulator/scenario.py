@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from hardware_profiles.errors import InputError
 from hardware_profiles.schema_errors import key_text
@@ -42,9 +42,12 @@ def _one_or_more(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _distinct_names(names: tuple[str, ...]) -> tuple[str, ...]:
+_EXAMPLES = {"precision": "[mxfp4]", "hardware": "[mi355x]", "profiles": "[mi355x/gpt-oss-120b-mxfp4-vllm]"}
+
+
+def _distinct_names(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     if not names or not all(name.strip() for name in names):
-        raise ValueError("a name is missing; list at least one, e.g. [mi355x]")
+        raise ValueError(f"a name is missing; list at least one, e.g. {_EXAMPLES[info.field_name or 'hardware']}")
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         raise ValueError(f"{repeated[0]} is listed twice; list each name once")
@@ -121,7 +124,7 @@ class Scenario(BaseModel):
     "One precision of the weights, or several to search; default: the card's native one."
     hardware: Annotated[_Names, Field(examples=["[mi355x]"])]
     "Node types to consider."
-    profiles: Annotated[_Names | None, Field(examples=["mi355x/gpt-oss-120b-mxfp4-vllm_atom"])] = None
+    profiles: Annotated[_Names | None, Field(examples=["mi355x/gpt-oss-120b-mxfp4-vllm"])] = None
     "Profiles to use in place of the shipped plain vLLM ones: names, or files that `goodfleet profile fit` wrote."
     workloads: Annotated[dict[str, Workload], AfterValidator(_named_workloads)]
     "What the fleet serves, by name."

@@ -57,7 +57,8 @@ def test_lines_before_the_header_describe_the_file(tmp_path: Path) -> None:
         (f"{HEADER}\n{GOOD.replace('4.92827', 'nan')}\n", ":2: tpot_median_ms: 'nan' is not allowed"),
         (f"{HEADER}\n{GOOD},1\n", ":2: has 11 fields where the header has 10"),
         (f"{HEADER}\nmi355x,gptoss120b\n", ":2: has 2 fields where the header has 10"),
-        (f"# as_of: 1\n# as_of: 2\n{HEADER}\n", ":2: as_of stands twice"),
+        (f"# as_of: 2026-01-01\n# as_of: 2026-01-01\n{HEADER}\n", ":2: as_of stands twice"),
+        (f"# words\n# as_of: May\n{HEADER}\n", ":2: as_of: 'May' is no date; write YYYY-MM-DD, or leave"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:

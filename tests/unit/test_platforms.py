@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles.errors import InputError
-from hardware_profiles.profile import FOLDER
+from hardware_profiles.profile import FOLDER, load_profile
 from planner.extrapolation import other_engine
 from planner.feasibility import Configuration
 from planner.platforms import find_platforms
@@ -94,6 +94,7 @@ def test_amds_build_of_vllm_has_vllms_scheduler_and_is_named_all_the_same(tmp_pa
     [
         ("profiles: [mi355x/llama-3.3-70b-fp8]\n", "was measured with llama-3.3-70b; the model here is gpt-oss-120b"),
         ("profiles: [none.yaml]\n", "s.yaml:10: profiles[0]: there is no profile file 'none.yaml'"),
+        ("profiles: [../rows.csv]\n", "s.yaml:10: profiles[0]: ../rows.csv: is no .yaml file; name a profile"),
         ("profiles: [mi355x/gpts]\n", "s.yaml:10: profiles[0]: unknown profile 'mi355x/gpts'"),
         ("profiles: [mi355x/gpt-oss-120b, mi355x/gpt-oss-120b-mxfp4]\n", "both hold for mxfp4 on mi355x"),
     ],
@@ -121,3 +122,21 @@ def test_a_broken_covariance_is_refused_before_anything_is_searched(tmp_path: Pa
     assert "height is not a number of" in refusal(loaded)
     beside.write_text("\n".join(shipped))
     assert profile_named(loaded).endswith("vllm")
+
+
+def test_a_list_without_a_name_gets_an_example_that_exists(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"list at least one, e\.g\. ") as raised:
+        scenario(tmp_path, "profiles: []\n")
+    example = str(raised.value).partition("e.g. [")[2].rstrip("]")
+    assert load_profile(example).name == example
+
+
+def test_a_mistake_in_a_models_folder_names_the_scenario_and_the_file(tmp_path: Path) -> None:
+    loaded = scenario(tmp_path, "")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text('{"model_type": "llama"}')
+    loaded.path.write_text(SCENARIO.replace("gpt-oss-120b", "./mine"))
+    said = refusal(load_scenario(loaded.path))
+    assert "s.yaml:2: model: " in said and "config.json: num_hidden_layers: missing" in said
+    loaded.path.write_text(SCENARIO.replace("gpt-oss-120b", "mf"))
+    assert "or give the path of a model folder, e.g. ./mf" in refusal(load_scenario(loaded.path))

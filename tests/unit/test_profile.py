@@ -11,6 +11,7 @@ from hardware_profiles import profile as profiles
 from hardware_profiles.errors import InputError
 from hardware_profiles.fit_evidence import COMPANIONS, load_covariance, load_held_out, load_residuals
 from hardware_profiles.profile import find_profile_name, list_profiles, load_profile
+from hardware_profiles.profile_subject import node_and_card
 
 GPT_OSS = "mi355x/gpt-oss-120b-mxfp4-vllm"
 LLAMA_FP8 = "mi355x/llama-3.3-70b-fp8-vllm"
@@ -164,3 +165,48 @@ def test_a_path_that_is_no_yaml_file_is_no_unknown_name(tmp_path: Path) -> None:
     for path in (file, tmp_path / "none"):
         with pytest.raises(InputError, match=f"{path}: is no .yaml file; name a profile"):
             load_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("as_of: '2026-07-18'", "as_of: 'yesterday'", r":9: as_of: 'yesterday' is no date; write YYYY-MM-DD"),
+        ("  - 819\n  - 9216", "  - 9216\n  - 819", "measured.context: 9216 to 819 is no range"),
+        (
+            "concurrency:\n  - 4\n  - 128\n",
+            "concurrency:\n  - -4\n  - 0\n",
+            "measured.concurrency: -4 to 0 is no range",
+        ),
+        ("large_from_bytes: 8000000.0", "large_from_bytes: 1.0", "large_from_bytes 1 must be above to_bytes 3e"),
+        ("  - 8\n  concurrency", "  - 8\n  - 16\n  concurrency", "tensor_parallel_size 16 has no entry under"),
+        ("  - 8\n  concurrency", "  concurrency", "tensor_parallel 8 is not in measured.tensor_parallel_size"),
+    ],
+)
+def test_a_profile_that_contradicts_itself_is_refused_with_file_and_key(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    path = copied(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(InputError, match=r"profile\.yaml") as raised:
+        load_profile(path)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("node: mi355x", "node: mi999", "profile.yaml: node: unknown node 'mi999'"),
+        ("model: gpt-oss-120b", "model: nope", "profile.yaml: model: unknown model 'nope'"),
+        ("precision: mxfp4", "precision: fp99", "profile.yaml: precision: precision 'fp99' is not on the card"),
+    ],
+)
+def test_a_name_in_a_profile_that_means_nothing_is_told_with_file_and_key(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    path = copied(tmp_path)
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(InputError) as raised:
+        node_and_card(load_profile(path))
+    assert words in str(raised.value)
