@@ -196,7 +196,7 @@ def _chosen(
 
 
 def _nothing_left(profile: HardwareProfile, reasons: Mapping[str, int]) -> InputError:
-    counted = "; ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    counted = "; ".join(f"{count} row{'' if count == 1 else 's'} {reason}" for reason, count in sorted(reasons.items()))
     told = counted or "no row has a degree, lengths, a load and a TPOT"
     return InputError(f"no row is left that {profile.name} can be checked with: {told}; give other rows")
 

@@ -210,7 +210,7 @@ def fit_to_file(
     given = {"gpu": machine.name, "framework": engine, "tp": str(tp or ""), "precision": precision or ""}
     found = read_inputs(inputs, given=given)
     if not found.rows:
-        reasons = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out)
+        reasons = "; ".join(f"{count:,} left out: {reason}" for reason, count in found.left_out)
         raise InputError(f"none of {found.read:,} rows can be used: {reasons}")
     served = precision_name(precision or only_precision(found.rows, card=card, engine=engine))
     used = found.used_for(node=machine, card=card, precision=served, engine=engine, variant=variant)

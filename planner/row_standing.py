@@ -52,7 +52,7 @@ def reason_left_out(
         (precision_name(row.precision) != profile.precision, f"in another precision than {profile.precision}"),
         (row.engine != profile.engine, f"of another engine than {profile.engine}"),
         (row.variant != profile.variant, f"of the variant {row.variant or 'plain'}"),
-        (bool(row.special), row.special),
+        (bool(row.special), f"set aside: {row.special}"),
         (tp > node.gpus_per_server, f"at TP {tp}, on more GPUs than a server has"),
         (bool(too_long(row, card)), too_long(row, card)),
         (row.max_num_seqs > row.max_num_batched_tokens, "with max_num_seqs above max_num_batched_tokens"),
@@ -61,7 +61,7 @@ def reason_left_out(
     if reason is not None:
         return reason
     if problem := tensor_parallel_problem(card, tp):
-        return problem
+        return f"that cannot run: {problem}"
     if tp not in profile.tensor_parallel and profile.typical is None:
         return f"at TP {tp}, for which the profile has no terms"
     longest = int(row.length_high * row.isl) + max(2, int(row.length_high * row.osl))

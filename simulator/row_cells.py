@@ -39,7 +39,7 @@ class Cells:
     line: int | None = None
 
     def text(self, name: str) -> str:
-        """"" where the row does not say it."""
+        """The cell; empty where the row does not say it."""
         return self.cells.get(name) or ""
 
     def refused(self, name: str, rule: str) -> InputError:

@@ -110,9 +110,9 @@ def test_rows_that_the_profile_does_not_speak_of_are_counted_by_reason() -> None
         "in another precision than mxfp4": 1,
         "of another engine than vllm": 2,
         "of the variant mtp": 1,
-        "disaggregated": 1,
+        "set aside: disaggregated": 1,
         "at TP 16, on more GPUs than a server has": 1,
-        "tensor_parallel_size 7 does not divide the 64 attention heads of gpt-oss-120b": 1,
+        "that cannot run: tensor_parallel_size 7 does not divide the 64 attention heads of gpt-oss-120b": 1,
         "too long for its KV cache of 1,024 tokens": 1,
         "with max_num_seqs above max_num_batched_tokens": 1,
     }
@@ -126,9 +126,9 @@ def test_rows_of_a_model_that_the_profile_serves_beside_its_own_are_its_rows() -
 
 def test_nothing_left_is_a_mistake_of_the_user_with_the_reasons() -> None:
     other_gpu = replace(PLAIN, gpu="h100")
-    with pytest.raises(InputError, match="1 of another GPU than mi355x; 2 of another engine than vllm"):
+    with pytest.raises(InputError, match="1 row of another GPU than mi355x; 2 rows of another engine than vllm"):
         check_profile(PROFILE, [*(replace(PLAIN, framework=word) for word in ("atom", "sglang")), other_gpu])
-    with pytest.raises(InputError, match="1 too long for its KV cache of 1,024 tokens"):
+    with pytest.raises(InputError, match="1 row too long for its KV cache of 1,024 tokens"):
         check_profile(PROFILE, [replace(PLAIN, kv_cache_tokens=1024)])
     with pytest.raises(InputError, match="no row has"):
         check_profile(PROFILE, [])
@@ -140,7 +140,7 @@ def test_rows_used_in_the_fit_can_be_left_out() -> None:
     check = check_profile(PROFILE, [used, other], unused_only=True)
     assert [row.row for row in check.rows] == [other]
     assert check.left_out == {"used in the fit": 1}
-    with pytest.raises(InputError, match="1 used in the fit"):
+    with pytest.raises(InputError, match="1 row used in the fit"):
         check_profile(PROFILE, [used], unused_only=True)
 
 

@@ -152,7 +152,7 @@ def test_the_file_holds_every_row_and_null_for_what_is_not_known(check: Run, row
 
 
 def test_nothing_to_check_with_is_exit_code_2_with_the_reasons(check: Run, tmp_path: Path) -> None:
-    for lines, said in ((ROWS[-1:], "1 of another model than gpt-oss-120b"), ([], "nothing to read in")):
+    for lines, said in ((ROWS[-1:], "1 row of another model than gpt-oss-120b"), ([], "nothing to read in")):
         done = check(PROFILE, write(tmp_path, lines))
         assert done.returncode == 2
         assert done.stderr.startswith("error: ") and said in done.stderr
@@ -161,7 +161,7 @@ def test_nothing_to_check_with_is_exit_code_2_with_the_reasons(check: Run, tmp_p
 def test_rows_used_in_the_fit_are_left_out_when_asked(check: Run, tmp_path: Path) -> None:
     own = PACKAGE / "measurements" / "mi355x-gpt-oss-120b-mxfp4.csv"
     done = check(PROFILE, own, "--unused-only")
-    assert done.returncode == 2 and "43 used in the fit" in done.stderr
+    assert done.returncode == 2 and "43 rows used in the fit" in done.stderr
     done = check(PROFILE, own, write(tmp_path, ROWS[:1]), "--unused-only")
     assert done.returncode == 0
     assert "left out: 43 rows used in the fit" in done.stdout and "0 of 1 rows" in done.stdout

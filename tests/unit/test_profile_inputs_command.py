@@ -95,7 +95,7 @@ def test_rows_of_no_use_are_exit_code_2_with_the_reasons(profile: Run, tmp_path:
     sample = CASES / "inferencex-agentic-flat.json"
     done = profile("fit", sample, *FIT, "--out", tmp_path / "p.yaml")
     assert done.returncode == 2
-    assert "none of 4 rows can be used: 3 agentic trace replay: no nominal ISL and OSL; 1 failed run" in done.stderr
+    assert "none of 4 rows can be used: 3 left out: agentic trace replay: no nominal ISL and OSL; 1 left" in done.stderr
     done = profile("check", PROFILE, sample)
     assert done.returncode == 2
     assert "  1 left out: failed run: no request succeeded" in done.stdout
