@@ -18,10 +18,8 @@ pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Li
 
 def start_stranger(script: str) -> int:
     """A process whose parent has ended, so it descends from nobody of ours."""
-    launcher = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid)"
-    done = subprocess.run(
-        [sys.executable, "-c", launcher, f"import sys; sys.stdout.close(); {script}"], stdout=subprocess.PIPE, text=True
-    )
+    launcher = "import subprocess as s, sys; print(s.Popen([sys.executable, '-c', sys.argv[1]], stdout=s.DEVNULL).pid)"
+    done = subprocess.run([sys.executable, "-c", launcher, script], stdout=subprocess.PIPE, text=True)
     return int(done.stdout)
 
 
