@@ -30,7 +30,7 @@ class RequestStream:
     """Requests of all workloads in order of arrival, as columns of equal length N."""
 
     arrival_s: Seconds
-    "Intended arrival, seconds from the start, ascending; NaN last: sent when an earlier request is answered."
+    "Intended arrival, seconds from the start, ascending; NaN last: sent once an earlier request has ended."
     prompt_tokens: Tokens
     "Tokens of the prompt, at least 1."
     output_tokens: Tokens
@@ -55,12 +55,25 @@ class RequestStream:
     "Answer tokens that the engine must expect; None = it knows where each answer ends."
     accepted: Rows | None = None
     "Drafts accepted at each verification of a request; None = none."
+    session: Tokens | None = None
+    "Number of the session or user behind a request, -1 = none; None = nobody has one."
+    session_tokens: Tokens | None = None
+    "Tokens from the beginning of prompt and answer that any two requests of a session share, each as far as it goes."
+    prefix_ids: Rows | None = None
+    "Ids of a recorded prompt's blocks; equal ids mean that everything up to the end of the block is equal."
+    prefix_block_tokens: int | None = None
+    "Tokens of the blocks that `prefix_ids` names."
+    after: Tokens | None = None
+    "Index of the request whose end brings this one, -1 = it comes at its own time; None = all do."
+    think_s: Seconds | None = None
+    "Seconds from that end to this request's arrival."
 
     def __post_init__(self) -> None:
         count = len(self.arrival_s)
         if not count == len(self.prompt_tokens) == len(self.output_tokens) == len(self.workload):
             raise ValueError("the columns of a request stream differ in length")
-        extra = (self.document, self.document_tokens, self.priority, self.max_tokens, self.accepted)
+        prompts = (self.document, self.document_tokens, self.prefix_ids, self.session, self.session_tokens)
+        extra = (*prompts, self.priority, self.max_tokens, self.accepted, self.after, self.think_s)
         if any(column is not None and len(column) != count for column in extra):
             raise ValueError("the columns of a request stream differ in length")
         if count == 0:
@@ -69,6 +82,20 @@ class RequestStream:
             raise ValueError("prompts and answers have at least one token")
         if bool((self.arrival_s[1:] < self.arrival_s[:-1]).any()):
             raise ValueError("arrivals must ascend")
+        self._check_followers()
+
+    def _check_followers(self) -> None:
+        if (self.after is None) != (self.think_s is None):
+            raise ValueError("who follows whom and the time to think come together")
+        if self.after is None or self.think_s is None:
+            return
+        if self.concurrency is not None:
+            raise ValueError("in a closed loop any end brings the next request; nobody can follow a certain one")
+        follows = self.after >= 0
+        if bool((np.isnan(self.arrival_s) != follows).any()) or bool((self.after >= np.arange(len(self))).any()):
+            raise ValueError("a request that follows another has no arrival of its own and stands behind it")
+        if not bool((self.think_s[follows] >= 0).all()) or len(np.unique(self.after[follows])) < follows.sum():
+            raise ValueError("think times are at least 0, and a request has at most one follower")
 
     def __len__(self) -> int:
         return len(self.arrival_s)

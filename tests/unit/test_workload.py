@@ -434,3 +434,29 @@ def test_every_way_to_a_stream_keeps_the_documents() -> None:
     loop = one(closed, count=40)
     assert loop.document is not None and loop.document_tokens is not None and loop.priority is not None
     assert len(loop.document) == len(loop.priority) == 40 and set(loop.document_tokens.tolist()) == {64}
+
+
+def _followers(after: list[int], think_s: list[float], arrival_s: list[float]) -> RequestStream:
+    count = len(after)
+    ones = np.ones(count, dtype=np.int64)
+    return RequestStream(
+        arrival_s=np.array(arrival_s),
+        prompt_tokens=ones,
+        output_tokens=ones,
+        workload=np.zeros(count, dtype=np.int32),
+        workload_names=("a",),
+        span_s=1.0,
+        clipped_fraction=(0.0,),
+        after=np.array(after),
+        think_s=np.array(think_s),
+    )
+
+
+def test_a_request_that_follows_another_has_no_arrival_of_its_own() -> None:
+    _followers([-1, -1, 0, 2], [0, 0, 1.5, 0], [0.0, 0.5, math.nan, math.nan])
+    with pytest.raises(ValueError, match="no arrival of its own"):
+        _followers([-1, 0], [0, 1], [0.0, 0.5])
+    with pytest.raises(ValueError, match="stands behind it"):
+        _followers([-1, 1], [0, 1], [0.0, math.nan])
+    with pytest.raises(ValueError, match="at most one follower"):
+        _followers([-1, 0, 0], [0, 1, 1], [0.0, math.nan, math.nan])
