@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from simulator.lengths import Tokens, clip_lengths, draw_lengths
 from simulator.replay import TraceReplay
+from simulator.rows import Rows
 from simulator.shared_prefix import draw_documents
 from simulator.traces import Trace
 from simulator.traffic import ClosedTraffic, RateTraffic, TraceTraffic, Workload
@@ -51,6 +52,12 @@ class Part:
     "Counted from 0 within the workload; None = its prompts share nothing."
     document_tokens: Tokens | None = None
     "Tokens of the prompt that are the document: all of it, or what a shorter prompt holds."
+    session: Tokens | None = None
+    "Counted from 0 within the workload; None = it has none."
+    prefix_ids: Rows | None = None
+    "Ids of recorded blocks, from 0 within the workload."
+    prefix_block_tokens: int | None = None
+    "Tokens of these blocks."
 
 
 class WorkloadSource:
@@ -130,13 +137,25 @@ class WorkloadSource:
         rate_rps = self.rate_rps * multiplier
         return self.part(self.units_until(rate_rps * span_s) / rate_rps)
 
-    def _replayed(self, arrival_s: Seconds, rows: npt.NDArray[np.int64]) -> Part:
+    def _replayed(self, arrival_s: Seconds, rows: Tokens, playing: Tokens) -> Part:
+        """Rows of the recording; other playings of it are other users, so their sessions and ids are others."""
         prompt, output, clipped = self._trace_lengths
+        assert self.replay is not None
+        trace = self.replay.trace
+        session, ids = trace.session, None
+        if session is not None:
+            session = session[rows] + playing * (int(session.max()) + 1)
+        if trace.prefix_ids is not None:
+            ids = trace.prefix_ids.take(rows)
+            ids.values[:] += np.repeat(playing, ids.count) * (int(trace.prefix_ids.values.max(initial=0)) + 1)
         return Part(
             arrival_s=arrival_s,
             prompt_tokens=prompt[rows],
             output_tokens=output[rows],
             clipped_fraction=_share(clipped[rows]),
+            session=session,
+            prefix_ids=ids,
+            prefix_block_tokens=trace.prefix_block_tokens,
         )
 
 

@@ -6,11 +6,16 @@ load), and a load above it lays further copies of the trace over the first, each
 the circle that the trace is bent into. At load 2.3 two copies play whole and a third keeps marks below 0.3, so a larger
 load always contains the smaller one. What is kept: burstiness within a copy and the link between time and lengths. What
 is lost: bursts that strike all users at once are diluted by superposition.
+
+A session is kept or left out whole: all its requests carry one mark. Copies, and laps of one copy, are other users:
+nothing that one of them sent is found in a cache by another, not even a system prompt that all sessions of the
+recording share. Reuse across users is therefore understated at loads above 1, and never invented.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +28,9 @@ _LAP_SHIFT = (math.sqrt(5) - 1) / 2
 "Marks turn by the golden section each lap, so that a thinned trace does not repeat the same requests every lap."
 
 
+Played: TypeAlias = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
 class TraceReplay:
     """Plays one trace for one seed; state: the copies drawn so far, which do not depend on the load."""
 
@@ -33,8 +41,11 @@ class TraceReplay:
         self._offset_s = np.zeros(0)  # of each copy: where on the circle its time 0 lies
         self._start = np.zeros(0, dtype=np.int64)  # of each copy: its first row from there on
 
-    def window(self, *, load: float, span_s: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Arrivals in [0, ``span_s``), ascending, and each one's row in the trace; ``load`` 1.0 is as recorded."""
+    def window(self, *, load: float, span_s: float) -> Played:
+        """Arrivals in [0, ``span_s``), ascending, with each one's row in the trace and number of its playing.
+
+        ``load`` 1.0 is as recorded. Equal playing numbers mean the same copy in the same lap: the same users.
+        """
         copies = math.ceil(load)
         self._draw(copies)
         arrival_s, period_s, rows = self.trace.arrival_s, self.trace.period_s, len(self.trace.arrival_s)
@@ -46,6 +57,7 @@ class TraceReplay:
         ends = np.cumsum(counts)
         running = np.arange(ends[-1]) + np.repeat(start - (ends - counts), counts)
         lap, row = np.divmod(running, rows) if laps.any() else (np.zeros_like(running), running)
+        playing = lap * copies + np.repeat(np.arange(copies), counts)
         times = arrival_s[row] + (lap * period_s - np.repeat(offset_s, counts))
 
         # All copies play whole but the last, which keeps a share.
@@ -55,19 +67,19 @@ class TraceReplay:
             marks = (self._marks[copies - 1][row[last]] + lap[last] * _LAP_SHIFT) % 1.0
             kept = np.ones(len(times), dtype=np.bool_)
             kept[last] = marks < keep
-            times, row = times[kept], row[kept]
+            times, row, playing = times[kept], row[kept], playing[kept]
         if copies == 1:
-            return times, row
+            return times, row, playing
         order = np.argsort(times, kind="stable")
-        return times[order], row[order]
+        return times[order], row[order], playing[order]
 
-    def first(self, *, load: float, count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """The first ``count`` arrivals and their rows."""
+    def first(self, *, load: float, count: int) -> Played:
+        """The first ``count`` arrivals, their rows and playings."""
         span_s = 1.1 * (count + 10) / (load * self.trace.rate_rps)
         while True:
-            times, rows = self.window(load=load, span_s=span_s)
+            times, rows, playing = self.window(load=load, span_s=span_s)
             if len(times) >= count:
-                return times[:count], rows[:count]
+                return times[:count], rows[:count], playing[:count]
             span_s *= 1.5
 
     def _draw(self, copies: int) -> None:
@@ -77,7 +89,10 @@ class TraceReplay:
             key = (*self._seed.spawn_key, len(self._marks))
             generator = np.random.default_rng(np.random.SeedSequence(self._seed.entropy, spawn_key=key))
             offsets_s.append(float(generator.uniform(0, self.trace.period_s)))
-            self._marks.append(generator.random(len(self.trace.arrival_s)))
+            marks = generator.random(len(self.trace.arrival_s))
+            if self.trace.session is not None:
+                marks = marks[np.unique(self.trace.session, return_index=True)[1]][self.trace.session]
+            self._marks.append(marks)
         if len(offsets_s) > len(self._offset_s):
             self._offset_s = np.array(offsets_s)
             self._start = np.searchsorted(self.trace.arrival_s, self._offset_s)

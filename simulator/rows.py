@@ -37,6 +37,13 @@ class Rows:
         end = int(self.count[: row + 1].sum())
         return tuple(self.values[end - int(self.count[row]) : end].tolist())
 
+    def take(self, rows: Ints) -> Rows:
+        """Those rows, in that order; a row may be taken more than once."""
+        count = self.count[rows]
+        ends = np.cumsum(count)
+        places = np.arange(int(count.sum())) + np.repeat(self.start[rows] - (ends - count), count)
+        return Rows(values=self.values[places], count=count)
+
     def __len__(self) -> int:
         return len(self.count)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.engine import EngineConfig
 from simulator.prefix_blocks import SharedBlocks
+from simulator.recorded_blocks import RecordedBlocks
 from simulator.scheduler_settings import SchedulerSettings
 from simulator.steptime import StepTimeModel
 from simulator.workload import RequestStream
@@ -83,9 +84,19 @@ class RunInputs:
             and stream.max_tokens is None
         )
 
-    def shared_blocks(self) -> SharedBlocks | None:
+    def shared_blocks(self) -> SharedBlocks | RecordedBlocks | None:
         """What requests have in common; None where nobody looks or nothing is shared."""
         stream = self.stream
+        if self.settings.enable_prefix_caching and stream.prefix_ids is not None:
+            assert stream.prefix_block_tokens is not None
+            return RecordedBlocks.of(
+                prompt_tokens=stream.prompt_tokens,
+                prefix_ids=stream.prefix_ids,
+                prefix_block_tokens=stream.prefix_block_tokens,
+                block_size=self.settings.block_size,
+                document=stream.document,
+                document_tokens=stream.document_tokens,
+            )
         if not self.settings.enable_prefix_caching or stream.document is None or stream.document_tokens is None:
             return None
         return SharedBlocks.of(

@@ -258,7 +258,8 @@ def _read_traces(scenario: Scenario, document: Document) -> dict[str, Trace]:
         if not path.is_file():
             problem = f"there is no trace file {workload.traffic.trace!r} (looked for {path}); correct the path"
             raise _error(document, f"{problem}, which starts at the scenario's folder", key)
-        trace = read_trace(path, format=workload.traffic.format)
+        written = workload.traffic
+        trace = read_trace(path, format=written.format, time_unit=written.time_unit, block_tokens=written.block_tokens)
         if trace.output_tokens.max() == 1 and not workload.slo.judges_one_token_answers():
             problem = f"every answer in {path.name} has one token, so a target on gaps between tokens never applies"
             raise _error(document, f"{problem}; give one that does, e.g. ttft_ms: 500", ("workloads", name, "slo"))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simulator.block_pool import BlockPool, SmallInts, make_pool
 from simulator.prefix_blocks import SharedBlocks
+from simulator.recorded_blocks import RecordedBlocks
 from simulator.rows import Rows
 
 Ints = NDArray[np.int64]
@@ -224,7 +225,7 @@ def make_world(
     workloads: int,
     replicas: int,
     released: int,
-    contents: Rows | SharedBlocks | None = None,
+    contents: Rows | SharedBlocks | RecordedBlocks | None = None,
 ) -> World:
     """Fresh tables for N requests on idle replicas. `released` of them have a known arrival. With prefix caching,
     `contents` says what their full blocks hold; without, nothing is shared."""

@@ -1,9 +1,11 @@
 """Recorded requests: when they came and how many tokens they had.
 
-Two formats, told apart by the header line. `azure` is Microsoft's AzureLLMInferenceTrace (TIMESTAMP as local date and
-time with up to seven decimals, ContextTokens, GeneratedTokens). `csv` is goodfleet's own: arrival_s, prompt_tokens,
-output_tokens, where the column's name states the unit of time. A file that does not state its unit is refused:
-milliseconds read as seconds leave every count plausible and the rate wrong by a thousand.
+Tables are told apart by their header line, JSON lines (`trace_jsonl.py`) only by the user. `azure` is Microsoft's
+AzureLLMInferenceTrace (TIMESTAMP as local date and time with up to seven decimals, ContextTokens, GeneratedTokens).
+`burstgpt` is HPMLL/BurstGPT's (Timestamp in seconds, Request tokens, Response tokens; a failed request has no response
+tokens and is dropped). `csv` is goodfleet's own: arrival_s, prompt_tokens, output_tokens, where the column's name states
+the unit of time. A file that does not state its unit is refused: milliseconds read as seconds leave every count plausible
+and the rate wrong by a thousand.
 
 A row that cannot be read stops the import with its line. A row that can, but is no request (no prompt or no answer), is
 dropped and counted: rows read = kept + dropped.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -25,14 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hardware_profiles.errors import InputError
+from simulator.rows import Rows
+from simulator.trace_jsonl import JsonlFormat, TimeUnit, jsonl_facts, read_jsonl
 
 __all__ = ["Trace", "TraceFormat", "read_trace"]
 
-TraceFormat: TypeAlias = Literal["azure", "csv"]
+TraceFormat: TypeAlias = Literal["azure", "burstgpt", "csv", "mooncake", "bailian", "vllm_timed"]
 Number = TypeVar("Number", int, float)
 
 _COLUMNS: dict[TraceFormat, tuple[str, str, str]] = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
     "csv": ("arrival_s", "prompt_tokens", "output_tokens"),
 }
 _MOST_TOKENS = 1_000_000_000
@@ -60,11 +65,21 @@ class Trace:
     "Rows left out, by reason."
     out_of_order: int
     "Kept rows that came earlier than a row above them; they were sorted."
+    session: npt.NDArray[np.int64] | None = None
+    "Number of each request's session, counted from 0; None = the file knows no sessions."
+    prefix_ids: Rows | None = None
+    "Ids of each prompt's blocks, global: equal ids mean that everything up to the block's end is equal."
+    prefix_block_tokens: int | None = None
+    "Tokens of the blocks that `prefix_ids` names."
 
     def __post_init__(self) -> None:
         kept = len(self.arrival_s)
         if not kept == len(self.prompt_tokens) == len(self.output_tokens):
             raise ValueError("the columns differ in length")
+        if any(column is not None and len(column) != kept for column in (self.session, self.prefix_ids)):
+            raise ValueError("the columns differ in length")
+        if (self.prefix_ids is None) != (self.prefix_block_tokens is None):
+            raise ValueError("ids of blocks and the size of a block come together")
         if self.rows_read != kept + sum(self.dropped.values()):
             raise ValueError(f"{self.rows_read} rows read are not {kept} kept and {dict(self.dropped)} dropped")
         if kept < 2 or not self.arrival_s[-1] > self.arrival_s[0] == 0.0:
@@ -82,10 +97,27 @@ class Trace:
         return len(self.arrival_s) / self.period_s
 
 
-def read_trace(path: str | Path, *, format: TraceFormat | None = None) -> Trace:
-    """Read a trace; without ``format`` the header decides. A broken file is an `InputError` with line and column."""
+def read_trace(
+    path: str | Path,
+    *,
+    format: TraceFormat | None = None,
+    time_unit: TimeUnit | None = None,
+    block_tokens: int | None = None,
+) -> Trace:
+    """Read a trace; without ``format`` a CSV's header decides. A broken file is an `InputError` with line and column.
+
+    ``time_unit`` and ``block_tokens`` belong to the formats with one JSON object a line, whose files do not say them.
+    """
     path = Path(path)
     raw, text = _text(path)
+    if format in ("mooncake", "bailian", "vllm_timed"):
+        return _json_lines(path, raw, text, format, time_unit, block_tokens)
+    if time_unit is not None or block_tokens is not None:
+        problem = "time_unit and block_tokens belong to mooncake, bailian and vllm_timed; a CSV states its unit itself"
+        raise InputError(f"{problem}; remove them, or name one of these formats", file=str(path))
+    if format is None and text.lstrip().startswith("{"):
+        problem = "the lines are JSON objects, which do not say their unit of time nor the tokens of a block"
+        raise InputError(f"{problem}; state the format: mooncake, bailian or vllm_timed", file=str(path), line=1)
     reader = csv.reader(text.splitlines(), strict=True)
     rows = _numbered_rows(reader, path)
     header_line, header = next(rows, (1, []))
@@ -115,9 +147,7 @@ def read_trace(path: str | Path, *, format: TraceFormat | None = None) -> Trace:
         arrivals.append(arrival)
         prompts.append(prompt)
         outputs.append(output)
-    if len(arrivals) < 2 or min(arrivals) == max(arrivals):
-        problem = f"{len(arrivals)} usable requests of {len(arrivals) + sum(dropped.values())} rows give no rate"
-        raise InputError(f"{problem}; at least two at different times are needed", file=str(path))
+    _check_rate(arrivals, dropped, path)
     times = np.array(arrivals)
     order = np.argsort(times, kind="stable")
     return Trace(
@@ -130,6 +160,41 @@ def read_trace(path: str | Path, *, format: TraceFormat | None = None) -> Trace:
         rows_read=len(arrivals) + sum(dropped.values()),
         dropped=dropped,
         out_of_order=int((times < np.maximum.accumulate(times)).sum()),
+    )
+
+
+def _check_rate(arrivals: Sequence[float], dropped: Mapping[str, int], path: Path) -> None:
+    if len(arrivals) < 2 or min(arrivals) == max(arrivals):
+        problem = f"{len(arrivals)} usable requests of {len(arrivals) + sum(dropped.values())} rows give no rate"
+        raise InputError(f"{problem}; at least two at different times are needed", file=str(path))
+
+
+def _json_lines(
+    path: Path, raw: bytes, text: str, format: JsonlFormat, time_unit: TimeUnit | None, block_tokens: int | None
+) -> Trace:
+    unit, block = jsonl_facts(format, time_unit, block_tokens, path)
+    arrivals, prompts, outputs, session, ids, dropped = read_jsonl(
+        path, text, time_unit=unit, block_tokens=block, sessions=format == "bailian"
+    )
+    _check_rate(arrivals, dropped, path)
+    times = np.array(arrivals)
+    order = np.argsort(times, kind="stable")
+    numbers = None
+    if session is not None:
+        numbers = np.unique(np.array(session, dtype=np.int64)[order], return_inverse=True)[1].astype(np.int64)
+    return Trace(
+        path=path,
+        format=format,
+        sha256=hashlib.sha256(raw).hexdigest(),
+        arrival_s=times[order] - times[order[0]],
+        prompt_tokens=np.array(prompts, dtype=np.int64)[order],
+        output_tokens=np.array(outputs, dtype=np.int64)[order],
+        rows_read=len(arrivals) + sum(dropped.values()),
+        dropped=dropped,
+        out_of_order=int((times < np.maximum.accumulate(times)).sum()),
+        session=numbers,
+        prefix_ids=ids.take(order) if ids is not None else None,
+        prefix_block_tokens=block if ids is not None else None,
     )
 
 

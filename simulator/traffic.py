@@ -53,8 +53,12 @@ class TraceTraffic(BaseModel):
 
     trace: Annotated[str, Field(min_length=1, examples=["calls.csv"])]
     "The trace file; a relative path starts at the scenario's folder."
-    format: Literal["azure", "csv"] | None = None
-    "azure (TIMESTAMP,ContextTokens,GeneratedTokens) or csv (arrival_s,prompt_tokens,output_tokens); else by header."
+    format: Literal["azure", "burstgpt", "csv", "mooncake", "bailian", "vllm_timed"] | None = None
+    "A CSV's header tells azure, burstgpt and csv (arrival_s,prompt_tokens,output_tokens); JSON lines must be named."
+    time_unit: Literal["s", "ms"] | None = None
+    "What a timestamp of JSON lines counts. mooncake (ms) and bailian (s) say it themselves, vllm_timed does not."
+    block_tokens: Annotated[int | None, Field(ge=1, le=1_000_000, examples=[512])] = None
+    "Tokens of a block of hash_ids. mooncake (512) and bailian (16) say it themselves, vllm_timed does not."
     scale: Annotated[float, Field(gt=0, examples=[2.0])] = 1.0
     "Times the recorded traffic: below 1 requests are left out at random, above 1 shifted copies are laid over it."
 

@@ -120,6 +120,8 @@ def _merged(parts: Mapping[str, Part], workloads: Mapping[str, Workload], span_s
     """One stream by time; at equal times the workload listed first comes first."""
     rows = list(parts.values())
     document, document_tokens = _documents(rows, [workloads[name].prefix for name in parts])
+    session = _sessions(rows)
+    prefix_ids, prefix_block_tokens = _prefixes(rows)
     priority = np.array([workloads[name].priority for name in parts], dtype=np.int64)
     arrival_s = np.concatenate([part.arrival_s for part in rows])
     index = np.repeat(np.arange(len(rows), dtype=np.int32), [len(part.arrival_s) for part in rows])
@@ -135,7 +137,51 @@ def _merged(parts: Mapping[str, Part], workloads: Mapping[str, Workload], span_s
         document=document[order] if document is not None else None,
         document_tokens=document_tokens[order] if document_tokens is not None else None,
         priority=priority[index[order]] if priority.any() else None,
+        session=session[order] if session is not None else None,
+        prefix_ids=prefix_ids.take(order) if prefix_ids is not None else None,
+        prefix_block_tokens=prefix_block_tokens,
     )
+
+
+def _sessions(parts: Sequence[Part]) -> Tokens | None:
+    """Sessions numbered through over all workloads."""
+    if all(part.session is None for part in parts):
+        return None
+    sessions: list[Tokens] = []
+    before = 0
+    for part in parts:
+        if part.session is None:
+            sessions.append(np.full(len(part.arrival_s), -1, dtype=np.int64))
+            continue
+        sessions.append(part.session + before)
+        before += int(part.session.max(initial=-1)) + 1
+    return np.concatenate(sessions)
+
+
+def _prefixes(parts: Sequence[Part]) -> tuple[Rows | None, int | None]:
+    """Ids of recorded blocks over all workloads, where nothing of two workloads is equal.
+
+    Recordings in blocks of different sizes are cut to their greatest common divisor: a block of k small ones becomes
+    k ids, which says the same of its end; the ends within are shared only with requests that share the whole.
+    """
+    sizes = [part.prefix_block_tokens for part in parts if part.prefix_block_tokens is not None]
+    if not sizes:
+        return None, None
+    size = math.gcd(*sizes)
+    values: list[Tokens] = []
+    counts: list[Tokens] = []
+    before = 0
+    for part in parts:
+        if part.prefix_ids is None or part.prefix_block_tokens is None:
+            counts.append(np.zeros(len(part.arrival_s), dtype=np.int64))
+            continue
+        pieces = part.prefix_block_tokens // size
+        ids = np.repeat(part.prefix_ids.values * pieces, pieces)
+        ids += np.tile(np.arange(pieces), len(part.prefix_ids.values)) + before
+        values.append(ids)
+        counts.append(part.prefix_ids.count * pieces)
+        before = int(ids.max(initial=before - 1)) + 1
+    return Rows(values=np.concatenate(values), count=np.concatenate(counts)), size
 
 
 def _documents(parts: Sequence[Part], prefixes: Sequence[Prefix | None]) -> tuple[Tokens | None, Tokens | None]:
