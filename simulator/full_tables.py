@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simulator.block_pool import BlockPool, make_pool
 from simulator.prefix_blocks import SharedBlocks
+from simulator.recorded_blocks import RecordedBlocks
 from simulator.rows import Rows
 from simulator.scheduler_settings import SchedulerSettings
 from simulator.tables import IN_WINDOW, ITL_EDGES_S, Floats, Ints
@@ -186,7 +187,7 @@ def make_full_world(
     priority: Ints | None,
     workload: Ints,
     phase: Ints,
-    contents: Rows | SharedBlocks | None,
+    contents: Rows | SharedBlocks | RecordedBlocks | None,
     accepted: Rows | None,
     workloads: int,
     replicas: int,

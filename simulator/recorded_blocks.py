@@ -1,8 +1,8 @@
 """What a recording says of the full KV blocks of its prompts, for engine blocks of any size.
 
 A trace names the blocks of each prompt (512 tokens in Mooncake's, 16 in Bailian's): equal ids mean that everything up
-to the end of that block is equal. An engine block is called by the id of the recorded block that holds its last token and
-by its own place; two such blocks are equal if both agree. A block that holds a token of the answer, or one that the
+to the end of that block is equal. An engine block is called by the id of the recorded block that holds its last token
+and by its own place; two such blocks are equal if both agree. A block that holds a token of the answer, or one that the
 recording names nothing for, belongs to its request alone: what an answer adds to the cache is not in the recording.
 """
 

@@ -77,9 +77,9 @@ def read_jsonl(path: Path, text: str, *, time_unit: TimeUnit, block_tokens: int,
             dropped[reason] = dropped.get(reason, 0) + 1
             continue
         if ids is not None:
-            _check_ids(ids, prompt, block_tokens, path, line)
-            values.extend(ids)
-            counts.append(len(ids))
+            named = _checked_ids(ids, prompt, block_tokens, path, line)
+            values.extend(named)
+            counts.append(len(named))
         if sessions:
             session.append(session_of[_chat(row, "chat_id", path, line)])
         arrivals.append(arrival)
@@ -142,7 +142,7 @@ def _follow(row: Mapping[str, object], session_of: dict[int, int], found: int, p
     return int(new)
 
 
-def _check_ids(ids: object, prompt: int, block_tokens: int, path: Path, line: int) -> None:
+def _checked_ids(ids: object, prompt: int, block_tokens: int, path: Path, line: int) -> list[int]:
     if not isinstance(ids, list) or not all(type(value) is int and 0 <= value < _MOST_ID for value in ids):
         problem = f"hash_ids must be a list of whole numbers from 0 to {_MOST_ID - 1}; correct the line"
         raise InputError(problem, file=str(path), line=line, key="hash_ids")
@@ -150,3 +150,4 @@ def _check_ids(ids: object, prompt: int, block_tokens: int, path: Path, line: in
         problem = f"{len(ids)} ids for {prompt} tokens, which are {-(-prompt // block_tokens)} blocks of {block_tokens}"
         cure = "state the block_tokens that the trace was recorded with, or correct the line"
         raise InputError(f"{problem}; {cure}", file=str(path), line=line, key="hash_ids")
+    return ids

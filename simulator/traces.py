@@ -3,9 +3,9 @@
 Tables are told apart by their header line, JSON lines (`trace_jsonl.py`) only by the user. `azure` is Microsoft's
 AzureLLMInferenceTrace (TIMESTAMP as local date and time with up to seven decimals, ContextTokens, GeneratedTokens).
 `burstgpt` is HPMLL/BurstGPT's (Timestamp in seconds, Request tokens, Response tokens; a failed request has no response
-tokens and is dropped). `csv` is goodfleet's own: arrival_s, prompt_tokens, output_tokens, where the column's name states
-the unit of time. A file that does not state its unit is refused: milliseconds read as seconds leave every count plausible
-and the rate wrong by a thousand.
+tokens and is dropped). `csv` is goodfleet's own: arrival_s, prompt_tokens, output_tokens, where the column's name
+states the unit of time. A file that does not state its unit is refused: milliseconds read as seconds leave every count
+plausible and the rate wrong by a thousand.
 
 A row that cannot be read stops the import with its line. A row that can, but is no request (no prompt or no answer), is
 dropped and counted: rows read = kept + dropped.

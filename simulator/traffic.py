@@ -132,7 +132,7 @@ class Workload(BaseModel):
         if isinstance(self.traffic, TraceTraffic):
             if self.prefix is not None:
                 raise ValueError(
-                    "prefix is given, but a trace does not say which prompts share what; remove prefix, or the trace"
+                    "prefix is given, but prompts of a trace share what was recorded; remove prefix, or the trace"
                 )
             if self.isl is not None or self.osl is not None:
                 given = "isl" if self.isl is not None else "osl"

@@ -324,7 +324,7 @@ def test_a_trace_cannot_have_a_prefix(tmp_path: Path) -> None:
     text = recorded("0,5,5\n1,5,5\n", tmp_path)
     error = refusal(tmp_path, text.replace("    slo:", "    prefix: {documents: 9, tokens: 9}\n    slo:"))
     assert (error.line, error.key) == (5, "workloads.chat")
-    assert "a trace does not say which prompts share what" in error.problem
+    assert "prompts of a trace share what was recorded" in error.problem
 
 
 @pytest.mark.parametrize("section", ["engine", "baseline", "search"])

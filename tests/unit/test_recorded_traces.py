@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hardware_profiles.errors import InputError
+from simulator.engine import EngineConfig
 from simulator.recorded_blocks import RecordedBlocks
 from simulator.replay import TraceReplay
 from simulator.rows import Rows
+from simulator.run import Backend, simulate
 from simulator.traces import Trace, read_trace
+from simulator.workload import RequestStream
+from tests.step_times import NO_TIME
 
 # Case R01, https://github.com/vllm-project/vllm/pull/39795: made up in Mooncake's shape.
 R01 = """\
@@ -30,21 +36,17 @@ def written(folder: Path, text: str) -> Path:
 
 
 def reusable(trace: Trace, block_size: int) -> list[int]:
-    """Tokens that an unlimited cache finds: whole blocks seen before, never the last token."""
+    """Tokens that an unlimited cache finds: of what an earlier prompt began with, whole blocks."""
     assert trace.prefix_ids is not None and trace.prefix_block_tokens is not None
-    blocks = RecordedBlocks.of(
-        prompt_tokens=trace.prompt_tokens,
-        prefix_ids=trace.prefix_ids,
-        prefix_block_tokens=trace.prefix_block_tokens,
-        block_size=block_size,
-    )
-    seen: set[int] = set()
+    prompts = trace.prefix_ids.lists()
     found = []
-    for prompt, names in zip(trace.prompt_tokens.tolist(), blocks.names.lists(), strict=True):
-        most = (prompt - 1) // block_size
-        hits = next((j for j, name in enumerate(names[:most]) if name not in seen), min(most, len(names)))
-        found.append(hits * block_size)
-        seen.update(names)
+    for i, ids in enumerate(prompts):
+        common = [
+            sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, old, strict=False)))
+            for old in prompts[:i]
+        ]
+        most = min(max(common, default=0) * trace.prefix_block_tokens, int(trace.prompt_tokens[i]) - 1)
+        found.append(most // block_size * block_size)
     return found
 
 
@@ -160,3 +162,60 @@ def test_a_document_of_another_workload_keeps_its_blocks_beside_recorded_ones() 
     )
     first, second, third = blocks.names.lists()
     assert first == third and len(first) == 2 and len(set(first + second)) == 6
+
+
+def tree_of_prompts(seed: int, count: int) -> list[dict[str, object]]:
+    """Prompts that go on from earlier ones, in Mooncake's shape."""
+    generator = np.random.default_rng(seed)
+    known: list[list[int]] = [[]]
+    rows: list[dict[str, object]] = []
+    last = 0
+    for i in range(count):
+        begun = known[int(generator.integers(len(known)))]
+        begun = begun[: int(generator.integers(len(begun) + 1))]
+        new = int(generator.integers(1, 4))
+        ids = [*begun, *range(last, last + new)]
+        last += new
+        known.append(ids[:-1])  # the last block is partial
+        length = 512 * (len(ids) - 1) + int(generator.integers(1, 513))
+        rows.append({"timestamp": 60_000 * i, "input_length": length, "output_length": 3, "hash_ids": ids})
+    return rows
+
+
+@pytest.mark.parametrize("block_size", [16, 512])
+def test_an_unlimited_cache_finds_what_an_independent_count_finds(tmp_path: Path, block_size: int) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in tree_of_prompts(4, 60))
+    trace = read_trace(written(tmp_path, text), format="mooncake")
+    stream = RequestStream(
+        arrival_s=trace.arrival_s,
+        prompt_tokens=trace.prompt_tokens,
+        output_tokens=trace.output_tokens,
+        workload=np.zeros(60, dtype=np.int32),
+        workload_names=("chat",),
+        span_s=3600.0,
+        clipped_fraction=(0.0,),
+        prefix_ids=trace.prefix_ids,
+        prefix_block_tokens=512,
+    )
+    engine = EngineConfig(
+        tensor_parallel_size=1,
+        max_num_seqs=16,
+        max_num_batched_tokens=2048,
+        max_model_len=100_000,
+        enable_prefix_caching=True,
+    )
+    model = replace(NO_TIME, decode_s=np.full(2049, 1e-3), mixed_s=np.full(2049, 1e-3))
+    expected = reusable(trace, block_size)
+    assert sum(expected) > 10_000
+    backends: tuple[Backend, ...] = ("kernel", "full-kernel", "reference")
+    for backend in backends:
+        log = simulate(
+            stream,
+            engine=replace(engine, block_size=block_size),
+            model=model,
+            num_blocks=100_000,
+            replicas=1,
+            routing="round_robin",
+            backend=backend,
+        )
+        assert log.cached_tokens.tolist() == expected
