@@ -11,6 +11,7 @@ import typer
 from hardware_profiles.errors import InputError
 from planner.profile_cli import profile
 from planner.terminal import Commands, console, interruptible
+from planner.trace_cli import trace
 
 __all__ = ["commands"]
 
@@ -25,6 +26,7 @@ commands = typer.Typer(
 recipe = typer.Typer(help="Recipes: one winning configuration, ready to run.", no_args_is_help=True)
 commands.add_typer(profile, name="profile")
 commands.add_typer(recipe, name="recipe")
+commands.add_typer(trace, name="trace")
 
 NOTHING_MEETS = 3
 

@@ -30,7 +30,7 @@ from hardware_profiles.errors import InputError
 from simulator.rows import Rows
 from simulator.trace_jsonl import JsonlFormat, TimeUnit, jsonl_facts, read_jsonl
 
-__all__ = ["Trace", "TraceFormat", "read_trace"]
+__all__ = ["TimeUnit", "Trace", "TraceFormat", "read_trace"]
 
 TraceFormat: TypeAlias = Literal["azure", "burstgpt", "csv", "mooncake", "bailian", "vllm_timed"]
 Number = TypeVar("Number", int, float)

@@ -12,6 +12,7 @@ import pytest
 
 from hardware_profiles.errors import InputError
 from simulator.engine import EngineConfig
+from simulator.mooncake_writer import mooncake_lines
 from simulator.recorded_blocks import RecordedBlocks
 from simulator.replay import TraceReplay
 from simulator.rows import Rows
@@ -219,3 +220,18 @@ def test_an_unlimited_cache_finds_what_an_independent_count_finds(tmp_path: Path
             backend=backend,
         )
         assert log.cached_tokens.tolist() == expected
+
+
+def test_what_is_written_as_mooncake_reads_as_the_same_trace(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, R01), format="mooncake")
+    again = read_trace(written(tmp_path, "".join(mooncake_lines(trace))), format="mooncake")
+    assert again.arrival_s.tolist() == trace.arrival_s.tolist()
+    assert again.prefix_ids is not None and trace.prefix_ids is not None
+    assert again.prefix_ids.lists() == trace.prefix_ids.lists()
+    assert again.output_tokens.tolist() == trace.output_tokens.tolist()
+
+
+def test_ids_of_blocks_that_mooncake_cannot_say_are_refused(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, bailian(1, -1, 0) + bailian(2, -1, 1)), format="bailian")
+    with pytest.raises(InputError, match="blocks of 16 tokens"):
+        list(mooncake_lines(trace))
