@@ -2,9 +2,10 @@
 
 Time on the GPU is at least: tokens x the cheapest time per token of any step within the token budget; or, for the
 answer tokens alone, the cheapest time per sequence of any decode batch within `max_num_seqs`; plus attention and
-cache reads, which no batching shares. With prefix caching every prompt finds its whole document; where a server may
-answer 503, it serves only the share of requests that the targets ask for. No schedule can beat it, so a configuration
-whose bound is below a capacity that another one has shown can be dropped unseen.
+cache reads, which no batching shares. With prefix caching every prompt finds its whole document, or whatever any
+prompt of its recording had before it; where a server may answer 503, it serves only the share of requests that the
+targets ask for. No schedule can beat it, so a configuration whose bound is below a capacity that another one has shown
+can be dropped unseen.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from planner.feasibility import Configuration
 from simulator.engine import EngineConfig
 from simulator.mix import Mix
-from simulator.shared_prefix import Prefix
+from simulator.recorded_blocks import tokens_found_again
 from simulator.steptime import StepTimeModel
 
 __all__ = ["load_bound"]
@@ -37,7 +38,7 @@ def load_bound(configuration: Configuration, model: StepTimeModel, mix: Mix) -> 
         prompt = min(prompt, engine.max_model_len - 1)
         output = min(output, engine.max_model_len - prompt)
         decodes = output - 1
-        cached = _most_cached(engine, mix.workloads[name].prefix, prompt)
+        cached, cached_squared = _most_cached(engine, mix, name, prompt)
         if limited:
             rate_rps *= mix.targets[name].attainment
         all_s += rate_rps * (prompt - cached + decodes) * token_s
@@ -47,17 +48,28 @@ def load_bound(configuration: Configuration, model: StepTimeModel, mix: Mix) -> 
             model.sequence_s * output
             + model.kv_s * decodes * seen
             + model.window_kv_s * decodes * min(seen, window)
-            + model.attention_s * 0.5 * (prompt * prompt - cached * cached)
+            + model.attention_s * 0.5 * max(0.0, prompt * prompt - cached_squared)
         )
     busy_s = max(all_s, decodes_s) + shared_s
     return configuration.replicas_per_server / busy_s if busy_s > 0 else float("inf")
 
 
-def _most_cached(engine: EngineConfig, prefix: Prefix | None, mean_prompt_tokens: float) -> float:
-    """Prompt tokens per request that can come from the prefix cache at most, on average.
+def _most_cached(engine: EngineConfig, mix: Mix, name: str, mean_prompt_tokens: float) -> tuple[float, float]:
+    """Prompt tokens per request that can come from the prefix cache at most, on average, and the same squared.
 
-    The mean of min(document, prompt) is at most the minimum of the means, as of every concave function.
+    The mean of min(document, prompt) is at most the minimum of the means, as of every concave function. A recording
+    played whole and never forgotten finds at least what any part of it finds, or copies that share nothing.
     """
-    if prefix is None or not engine.enable_prefix_caching:
-        return 0.0
-    return min(float(prefix.tokens), mean_prompt_tokens - 1)
+    prefix, trace = mix.workloads[name].prefix, mix.traces.get(name)
+    if not engine.enable_prefix_caching:
+        return 0.0, 0.0
+    if trace is not None and trace.prefix_ids is not None and trace.prefix_block_tokens is not None:
+        found = tokens_found_again(
+            prompt_tokens=trace.prompt_tokens,
+            prefix_ids=trace.prefix_ids,
+            prefix_block_tokens=trace.prefix_block_tokens,
+            block_size=engine.block_size,
+        )
+        return min(float(found.mean()), mean_prompt_tokens - 1), float((found * found).mean())
+    most = min(float(prefix.tokens), mean_prompt_tokens - 1) if prefix is not None else 0.0
+    return most, most * most

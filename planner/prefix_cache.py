@@ -9,12 +9,11 @@ all documents, or whatever a trace sent before: whole blocks of it, and never a 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.engine import EngineConfig
 from simulator.mix import Mix
-from simulator.recorded_blocks import RecordedBlocks
-from simulator.workload import RequestStream, make_stream
+from simulator.recorded_blocks import tokens_found_again
+from simulator.workload import make_stream
 
 __all__ = ["most_cached_fraction"]
 
@@ -40,23 +39,10 @@ def most_cached_fraction(mix: Mix, engine: EngineConfig, *, seed: np.random.Seed
         shared = np.minimum(stream.document_tokens, stream.prompt_tokens - 1)
         found = (shared // engine.block_size * engine.block_size).astype(np.float64)
     if stream.prefix_ids is not None and stream.prefix_block_tokens is not None:
-        found += _found_again(stream, engine.block_size)
+        found += tokens_found_again(
+            prompt_tokens=stream.prompt_tokens,
+            prefix_ids=stream.prefix_ids,
+            prefix_block_tokens=stream.prefix_block_tokens,
+            block_size=engine.block_size,
+        )
     return float((rate_rps * found).sum() / (rate_rps * stream.prompt_tokens).sum())
-
-
-def _found_again(stream: RequestStream, block_size: int) -> NDArray[np.float64]:
-    """Tokens of each recorded prompt that earlier ones had, with nothing ever thrown out."""
-    assert stream.prefix_ids is not None and stream.prefix_block_tokens is not None
-    names = RecordedBlocks.of(
-        prompt_tokens=stream.prompt_tokens,
-        prefix_ids=stream.prefix_ids,
-        prefix_block_tokens=stream.prefix_block_tokens,
-        block_size=block_size,
-    ).names
-    request = np.repeat(np.arange(len(stream)), names.count)
-    place = np.arange(len(names.values)) - names.start[request]
-    _, first, inverse = np.unique(names.values, return_index=True, return_inverse=True)
-    new = first[inverse] == np.arange(len(names.values))
-    known = names.count.copy()
-    np.minimum.at(known, request[new], place[new])
-    return np.asarray(np.minimum(known, (stream.prompt_tokens - 1) // block_size) * float(block_size))

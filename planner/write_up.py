@@ -180,10 +180,12 @@ def _prefix_cache_notes(findings: Findings) -> list[str]:
         share = cached_fraction([row for s in best.at.scores for row in s.workloads])
         if share is None:
             return []
-        found = f"{share:.1%} of the prompt tokens were found by replicas that had served the documents before"
+        who = "had served the documents before" if any(w.prefix for w in scenario.workloads.values()) else "began empty"
+        found = f"{share:.1%} of the prompt tokens were found by replicas that {who}"
         return [f"Prefix caching is on: {found}."]
     searched = scenario.search.enable_prefix_caching if scenario.search is not None else None
-    sharing = [name for name, workload in scenario.workloads.items() if workload.prefix is not None]
+    recorded = {name for name, trace in findings.question.mix.traces.items() if trace.prefix_ids is not None}
+    sharing = [name for name, workload in scenario.workloads.items() if workload.prefix or name in recorded]
     if not sharing or scenario.engine.enable_prefix_caching or (searched is not None and True in searched):
         return []
     who = f"Workload {sharing[0]} shares" if len(sharing) == 1 else f"Workloads {', '.join(sharing)} share"

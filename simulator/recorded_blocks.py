@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simulator.rows import Rows
 
-__all__ = ["RecordedBlocks"]
+__all__ = ["RecordedBlocks", "tokens_found_again"]
 
 Ints = NDArray[np.int64]
 
@@ -63,6 +63,26 @@ class RecordedBlocks:
     def warm(self, size: int) -> Rows:
         """Nothing: a recording does not say what was in the cache before it began."""
         return Rows.of([])
+
+
+def tokens_found_again(
+    *, prompt_tokens: Ints, prefix_ids: Rows, prefix_block_tokens: int, block_size: int
+) -> NDArray[np.float64]:
+    """(N,) tokens of each prompt that earlier ones had, with nothing ever thrown out: whole engine blocks, and never
+    the prompt's last token (vLLM 0.32 `v1/core/kv_cache_manager.py: KVCacheManager.get_computed_blocks`)."""
+    names = RecordedBlocks.of(
+        prompt_tokens=prompt_tokens,
+        prefix_ids=prefix_ids,
+        prefix_block_tokens=prefix_block_tokens,
+        block_size=block_size,
+    ).names
+    request = np.repeat(np.arange(len(prompt_tokens)), names.count)
+    place = np.arange(len(names.values)) - names.start[request]
+    _, first, inverse = np.unique(names.values, return_index=True, return_inverse=True)
+    new = first[inverse] == np.arange(len(names.values))
+    known = names.count.copy()
+    np.minimum.at(known, request[new], place[new])
+    return np.asarray(np.minimum(known, (prompt_tokens - 1) // block_size) * float(block_size))
 
 
 def _with_documents(ids: Rows, size: int, document: Ints, document_tokens: Ints) -> Rows:

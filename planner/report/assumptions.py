@@ -56,21 +56,28 @@ def _prefix_cache(plan: Plan) -> tuple[str, ...]:
     """Whether prefixes are found again, and how much of the prompts was."""
     workloads = plan.scenario.get("workloads", {})
     prefixes = [f"{name}: {_documents(w['prefix'])}" for name, w in workloads.items() if w.get("prefix")]
-    source = "; ".join(prefixes) or "no workload has a prefix"
+    recorded = [f"{name}: what its recording names" for name, w in workloads.items() if _is_recorded(w)]
+    source = "; ".join(prefixes + recorded) or "no workload has a prefix"
     best, miss = plan.best, plan.nearest_miss
     engine = (best.engine if best is not None else miss.engine if miss is not None else None) or {}
     if flag_value(engine, "enable_prefix_caching") is False:
         return known("assumed"), "Prefix caching is off: every prompt is computed whole.", prose(source)
     if best is None or best.cached_fraction is None:
         return known("assumed"), "Prefix caching is on.", prose(source)
+    who = "had served these documents before" if prefixes else "began empty"
     found = join(
-        "Prefix caching is on: replicas that had served these documents before found ",
+        f"Prefix caching is on: replicas that {who} found ",
         figure("error", best.cached_fraction),
-        " of the prompt tokens in the cache; one that holds every document would find ",
+        " of the prompt tokens in the cache; one that forgets nothing would find ",
         figure("error", best.most_cached_fraction),
         ".",
     )
     return known("simulated"), found, prose(source)
+
+
+def _is_recorded(workload: Mapping[str, object]) -> bool:
+    traffic = workload.get("traffic")
+    return isinstance(traffic, dict) and "trace" in traffic
 
 
 def _documents(prefix: Mapping[str, object]) -> str:

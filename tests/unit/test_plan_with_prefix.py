@@ -1,8 +1,10 @@
 """A plan with shared prefixes says what the prefix cache was worth, and how that is known."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -11,7 +13,7 @@ from planner.bound import load_bound
 from planner.feasibility import Configuration, check
 from planner.plan_file import Plan
 from planner.prefix_cache import most_cached_fraction
-from planner.question import make_question
+from planner.question import Question, make_question
 from planner.report.html import render_html
 from planner.report.names import candidate_names
 from planner.search import bisect_load
@@ -115,6 +117,39 @@ def test_the_bound_is_never_below_what_a_run_carries(flags: dict[str, FlagValue]
     assert isinstance(found, Configuration)
     bound = load_bound(found, question.screen.model(found), question.mix)
     assert 0 < bisect_load(question.screen, found, start=0.0, ceiling=4 * bound, probes=5).load <= 1.05 * bound
+
+
+def recorded_question(folder: Path) -> Question:
+    """Forty requests a second, all of 4,096 tokens, of which 3,072 are one of twenty beginnings."""
+    drawn = np.random.default_rng(1).integers(20, size=2000)
+    lines = [
+        {
+            "timestamp": 25 * i,
+            "input_length": 4096,
+            "output_length": 32,
+            "hash_ids": [10 * int(beginning) + k for k in range(6)] + [1000 + 2 * i, 1001 + 2 * i],
+        }
+        for i, beginning in enumerate(drawn)
+    ]
+    (folder / "calls.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    traffic = "traffic: {trace: calls.jsonl, format: mooncake}"
+    own = "    isl: 4096\n    osl: 32\n    prefix: {documents: 20, tokens: 3072}\n"
+    return make_question(
+        load_scenario(write(folder, RAG_SCENARIO.replace("traffic: {rate_rps: 40}", traffic).replace(own, "")))
+    )
+
+
+def test_the_bound_counts_what_a_recording_finds_again(tmp_path: Path) -> None:
+    question = recorded_question(tmp_path)
+    loads = {}
+    for caching in (True, False):
+        flags: dict[str, FlagValue] = {"tensor_parallel_size": 1, "max_num_seqs": 128, "max_model_len": 8192}
+        found = check(question.platforms[0], flags | {"enable_prefix_caching": caching})
+        assert isinstance(found, Configuration)
+        bound = load_bound(found, question.screen.model(found), question.mix)
+        loads[caching] = bisect_load(question.screen, found, start=0.0, ceiling=4 * bound, probes=5).load
+        assert 0 < loads[caching] <= 1.05 * bound
+    assert loads[True] > 2 * loads[False]
 
 
 def test_a_cache_of_every_document_finds_their_whole_blocks(tmp_path: Path) -> None:
