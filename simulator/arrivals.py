@@ -81,6 +81,7 @@ class WorkloadSource:
             self.scale = workload.traffic.scale
             self.replay = TraceReplay(trace, self._child(_REPLAY))
             self._trace_lengths = clip_lengths(trace.prompt_tokens, trace.output_tokens, max_model_len=max_model_len)
+            self._ids = None if trace.prefix_ids is None else _counted_ids(trace.prefix_ids)
 
     def _child(self, purpose: int) -> np.random.SeedSequence:
         return np.random.SeedSequence(self._seed.entropy, spawn_key=(*self._key, purpose))
@@ -145,9 +146,9 @@ class WorkloadSource:
         session, ids = trace.session, None
         if session is not None:
             session = session[rows] + playing * (int(session.max()) + 1)
-        if trace.prefix_ids is not None:
-            ids = trace.prefix_ids.take(rows)
-            ids.values[:] += np.repeat(playing, ids.count) * (int(trace.prefix_ids.values.max(initial=0)) + 1)
+        if self._ids is not None:
+            ids = self._ids.take(rows)
+            ids.values[:] += np.repeat(playing, ids.count) * (int(self._ids.values.max(initial=0)) + 1)
         return Part(
             arrival_s=arrival_s,
             prompt_tokens=prompt[rows],
@@ -157,6 +158,12 @@ class WorkloadSource:
             prefix_ids=ids,
             prefix_block_tokens=trace.prefix_block_tokens,
         )
+
+
+def _counted_ids(ids: Rows) -> Rows:
+    """The same ids counted from 0, in order: further playings of recorded hashes would overflow."""
+    _, counted = np.unique(ids.values, return_inverse=True)
+    return Rows(values=counted.astype(np.int64), count=ids.count)
 
 
 def _share(flags: npt.NDArray[np.bool_]) -> float:

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from hardware_profiles.errors import InputError
+from simulator.arrivals import WorkloadSource
 from simulator.engine import EngineConfig
 from simulator.mooncake_writer import mooncake_lines
 from simulator.recorded_blocks import RecordedBlocks
 from simulator.replay import TraceReplay
 from simulator.rows import Rows
 from simulator.run import Backend, simulate
+from simulator.slo import Slo
 from simulator.traces import Trace, read_trace
+from simulator.traffic import TraceTraffic, Workload
 from simulator.workload import RequestStream
 from tests.step_times import NO_TIME
 
@@ -235,3 +238,24 @@ def test_ids_of_blocks_that_mooncake_cannot_say_are_refused(tmp_path: Path) -> N
     trace = read_trace(written(tmp_path, bailian(1, -1, 0) + bailian(2, -1, 1)), format="bailian")
     with pytest.raises(InputError, match="blocks of 16 tokens"):
         list(mooncake_lines(trace))
+
+
+def test_ids_as_large_as_hashes_stay_apart_in_further_playings(tmp_path: Path) -> None:
+    """Four beginnings with ids near 2**48; 40 laps of the recording are 40 times four."""
+    largest = (1 << 48) - 1
+    lines = [
+        {"timestamp": 1000 * i, "input_length": 512, "output_length": 1, "hash_ids": [largest - i % 4]}
+        for i in range(8)
+    ]
+    path = written(tmp_path, "".join(json.dumps(line) + "\n" for line in lines))
+    trace = read_trace(path, format="mooncake")
+    source = WorkloadSource(
+        "calls",
+        Workload(traffic=TraceTraffic(trace="calls.jsonl", format="mooncake"), slo=Slo(ttft_ms=500)),
+        trace,
+        np.random.SeedSequence(1),
+        2048,
+    )
+    part = source.until(40 * trace.period_s, 1.0)
+    assert part.prefix_ids is not None and part.prefix_ids.values.min() >= 0
+    assert 160 <= len(np.unique(part.prefix_ids.values)) <= 164 and part.prefix_ids.values.max() < 1000
